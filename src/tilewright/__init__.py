@@ -1,0 +1,82 @@
+"""Tilewright: quantized-inference kernels whose every tile passed a check before it was timed.
+
+Importing this package loads neither torch, triton, numba nor transformers: a name is
+imported from its room when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tilewright.errors import (
+    FormatError,
+    GateError,
+    LayoutError,
+    MeasureError,
+    TileError,
+    TilewrightError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from tilewright.formats.checkpoint import read_checkpoint
+    from tilewright.formats.gguf import read_gguf
+    from tilewright.layout.cpu import PackedBlocks, PackedW4, pack_blocks, pack_w4
+    from tilewright.model.generate import generate
+    from tilewright.model.load import load
+    from tilewright.ops.mmq.op import mmq_gemm
+    from tilewright.ops.w4a16.op import w4a16_gemm
+    from tilewright.tiles.tile import Problem, Tile
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FormatError",
+    "GateError",
+    "LayoutError",
+    "MeasureError",
+    "PackedBlocks",
+    "PackedW4",
+    "Problem",
+    "Tile",
+    "TileError",
+    "TilewrightError",
+    "UnsupportedError",
+    "__version__",
+    "generate",
+    "load",
+    "mmq_gemm",
+    "pack_blocks",
+    "pack_w4",
+    "read_checkpoint",
+    "read_gguf",
+    "w4a16_gemm",
+]
+
+_HOMES = {
+    "PackedBlocks": "tilewright.layout.cpu",
+    "PackedW4": "tilewright.layout.cpu",
+    "Problem": "tilewright.tiles.tile",
+    "Tile": "tilewright.tiles.tile",
+    "generate": "tilewright.model.generate",
+    "load": "tilewright.model.load",
+    "mmq_gemm": "tilewright.ops.mmq.op",
+    "pack_blocks": "tilewright.layout.cpu",
+    "pack_w4": "tilewright.layout.cpu",
+    "read_checkpoint": "tilewright.formats.checkpoint",
+    "read_gguf": "tilewright.formats.gguf",
+    "w4a16_gemm": "tilewright.ops.w4a16.op",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(__all__) | set(globals()))
