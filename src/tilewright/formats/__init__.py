@@ -1,0 +1,1 @@
+"""Checkpoint bytes to codes, scales and zeros: GGUF and safetensors."""
