@@ -1,0 +1,161 @@
+"""`tilewright bench`: prompt and generation speed, as llama-bench's users know them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tilewright.cli.common import (
+    activations_option,
+    epilog,
+    load_model,
+    model_argument,
+    model_bytes,
+    progress_bar,
+    set_threads,
+    threads_option,
+)
+
+
+class _Counts(click.ParamType):
+    """One count or several with commas between: 512 or 128,512."""
+
+    name = "n[,n..]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        try:
+            counts = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"got {value!r}; give a number or numbers with commas between", param, ctx)
+        if any(count < 0 for count in counts):
+            self.fail(f"got {value!r}; give 0 or more", param, ctx)
+        return counts
+
+
+class _Pair(_Counts):
+    """Two counts, prompt and generated: 512,128."""
+
+    name = "pp,tg"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        pair = super().convert(value, param, ctx)
+        if len(pair) != 2:
+            self.fail(f"got {value!r}; give two counts, such as 512,128", param, ctx)
+        return pair
+
+
+@click.command(
+    "bench",
+    epilog=epilog(
+        "tilewright bench smollm2",
+        "tilewright bench model.gguf -p 128,512 -n 64 -d 0,2048 -o json > result.json",
+        "tilewright bench model.gguf -p 0 -n 0 -pg 512,128 -r 10 -o md",
+    ),
+)
+@model_argument
+@click.option(
+    "-p",
+    "--n-prompt",
+    type=_Counts(),
+    multiple=True,
+    default=["512"],
+    help="Tokens of the prompt tests; 0 for none.  [default: 512]",
+)
+@click.option(
+    "-n",
+    "--n-gen",
+    type=_Counts(),
+    multiple=True,
+    default=["128"],
+    help="Tokens of the generation tests; 0 for none.  [default: 128]",
+)
+@click.option(
+    "-pg", type=_Pair(), multiple=True, help="A prompt and then generation, timed as one test."
+)
+@click.option(
+    "-d",
+    "--n-depth",
+    type=_Counts(),
+    multiple=True,
+    default=["0"],
+    help="Tokens already in the context when a test begins.  [default: 0]",
+)
+@click.option(
+    "-r",
+    "--repetitions",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Samples of each test.",
+)
+@click.option("--no-warmup", is_flag=True, help="Time the first pass too.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of ids and order.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["terminal", "md", "json", "jsonl", "csv"]),
+    default="terminal",
+    show_default=True,
+    help="Form of the result on standard output.",
+)
+@activations_option
+@threads_option
+def bench_command(
+    model: Path,
+    n_prompt: Sequence[tuple[int, ...]],
+    n_gen: Sequence[tuple[int, ...]],
+    pg: Sequence[tuple[int, int]],
+    n_depth: Sequence[tuple[int, ...]],
+    repetitions: int,
+    no_warmup: bool,
+    seed: int,
+    output: str,
+    activations: str,
+    threads: int | None,
+) -> None:
+    """Time prompt processing (pp), token generation (tg) and both together.
+
+    Both phases are warmed up until they settle, repetitions of all tests are interleaved in
+    random order, and every sample is in the JSON with what is needed to repeat the run.
+    """
+    pairs = [(p, 0) for p in _flat(n_prompt) if p] + [(0, n) for n in _flat(n_gen) if n] + list(pg)
+    if not pairs:
+        raise click.UsageError("no test: give -p, -n or -pg a value above 0")
+    used = set_threads(threads)
+    from tilewright.model.bench import BenchTest, bench
+    from tilewright.report.bench import bench_table
+    from tilewright.report.provenance import provenance
+    from tilewright.report.render import render
+
+    tests = [BenchTest(p, n, depth) for depth in _flat(n_depth) for p, n in pairs]
+    loaded, tokenizer = load_model(model, activations=activations)
+    record = provenance(["tilewright", *sys.argv[1:]], threads=used)
+    with progress_bar("bench") as move:
+        results = bench(
+            loaded,
+            tokenizer,
+            tests,
+            repetitions=repetitions,
+            warmup=not no_warmup,
+            seed=seed,
+            progress=lambda what, done, of: move(done, of, what),
+        )
+    table = bench_table(
+        results,
+        model=model.name,
+        model_bytes=model_bytes(model),
+        activations=activations,
+        threads=used,
+        provenance=record,
+    )
+    click.echo(render(table, output), nl=False)
+
+
+def _flat(groups: Sequence[tuple[int, ...]]) -> list[int]:
+    return [count for group in groups for count in group]

@@ -1,0 +1,1 @@
+"""Reports: dataclasses in, a terminal table, Markdown, JSON or CSV out."""

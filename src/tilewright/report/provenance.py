@@ -1,0 +1,61 @@
+"""Where a figure comes from: command, versions, device, date, load."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tilewright import __version__
+
+__all__ = ["provenance"]
+
+_PACKAGES = ("torch", "transformers", "numba", "numpy", "onnxruntime", "gguf")
+
+
+def provenance(command: Sequence[str] | str, *, threads: int | None = None) -> dict[str, Any]:
+    """A record that lets someone else repeat a run, as JSON values.
+
+    Args:
+        command: what was run; a path in it is cut to its last part, which is what matters.
+        threads: threads the run was given; None is not recorded.
+    """
+    words = command.split() if isinstance(command, str) else list(command)
+    record: dict[str, Any] = {
+        "command": " ".join(Path(w).name if os.sep in w else w for w in words),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "tilewright": __version__,
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "device": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+    if threads is not None:
+        record["threads"] = threads
+    return record
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

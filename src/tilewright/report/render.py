@@ -1,0 +1,122 @@
+"""A `Table` as text: for a terminal, Markdown, JSON, JSON lines, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from tilewright.report.table import Table
+
+__all__ = ["FORMATS", "render", "to_csv", "to_json", "to_jsonl", "to_markdown", "to_terminal"]
+
+
+def to_terminal(table: Table, *, width: int | None = None, color: bool = False) -> str:
+    """Columns aligned for a terminal, without a border; the notes below.
+
+    Args:
+        width: columns of the terminal; None lets the table be as wide as it is.
+        color: use bold and dim escapes.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    grid = RichTable(
+        box=box.SIMPLE_HEAD if color else box.ASCII2,
+        title=table.title or None,
+        title_justify="left",
+        title_style="",
+        header_style="bold" if color else "",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1),
+    )
+    for column in table.shown():
+        grid.add_column(
+            Text(column.header), justify="right" if column.right else "left", overflow="fold"
+        )
+    for cells in table.texts():
+        grid.add_row(*(Text(cell) for cell in cells))
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width or 240,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+    console.print(grid)
+    for note in table.notes:
+        console.print(Text(note, style="dim" if color else ""), soft_wrap=True)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def to_markdown(table: Table) -> str:
+    """A Markdown table as GitHub renders it, padded so that the source reads too."""
+    shown = table.shown()
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in table.texts()]
+    heads = [column.header for column in shown]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(shown))]
+
+    def line(cells: list[str]) -> str:
+        padded = [
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(cells, widths, shown, strict=True)
+        ]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = "|".join(
+        "-" * (width + 1) + ":" if column.right else "-" * (width + 2)
+        for width, column in zip(widths, shown, strict=True)
+    )
+    lines = [table.title, ""] if table.title else []
+    lines += [line(heads), f"|{rule}|", *(line(row) for row in rows)]
+    if table.notes:
+        lines += ["", *table.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _plain_rows(table: Table) -> list[dict[str, Any]]:
+    return [{column.key: row[column.key] for column in table.columns} for row in table.rows]
+
+
+def to_json(table: Table) -> str:
+    """One object: provenance, then the rows under the table's key, then its notes."""
+    whole = {
+        "provenance": dict(table.provenance),
+        table.key: _plain_rows(table),
+        "notes": list(table.notes),
+    }
+    return json.dumps(whole, indent=2, allow_nan=False) + "\n"
+
+
+def to_jsonl(table: Table) -> str:
+    """One object a line, each with the provenance, so that lines of many runs can be joined."""
+    return "".join(
+        json.dumps({**row, "provenance": dict(table.provenance)}, allow_nan=False) + "\n"
+        for row in _plain_rows(table)
+    )
+
+
+def to_csv(table: Table) -> str:
+    """A header and one line a row; a list becomes values joined by ";"."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.key for column in table.columns])
+    for row in _plain_rows(table):
+        writer.writerow(
+            ";".join(map(str, v)) if isinstance(v, list | tuple) else v for v in row.values()
+        )
+    return out.getvalue()
+
+
+FORMATS = {"md": to_markdown, "json": to_json, "jsonl": to_jsonl, "csv": to_csv}
+
+
+def render(table: Table, form: str) -> str:
+    """The table in one of `FORMATS`, or for a terminal when `form` is "terminal"."""
+    return to_terminal(table) if form == "terminal" else FORMATS[form](table)
