@@ -85,6 +85,14 @@ class Tile:
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self.fields)
 
+    def replace(self, **fields: Any) -> Tile:
+        """The same tile with some fields changed; TileError if it has no such field."""
+        values = self.as_dict()
+        unknown = sorted(set(fields) - set(values))
+        if unknown:
+            raise TileError(f"tile {self} has no field {unknown}; it has {sorted(values)}")
+        return Tile.from_mapping({**values, **fields})
+
     def as_dict(self) -> dict[str, Any]:
         return dict(self.fields)
 

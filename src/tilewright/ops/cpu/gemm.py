@@ -27,11 +27,11 @@ from tilewright.ops.cpu.simd import (
     load_f32x16,
     load_i64,
     store_f32,
-    store_i32,
     store_i8x16,
+    store_i32,
     sum_i8,
-    transpose16,
     transpose4,
+    transpose16,
     zeros_f32,
 )
 from tilewright.ops.cpu.unpack import KINDS

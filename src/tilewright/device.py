@@ -1,0 +1,74 @@
+"""What a kernel runs on. Asked on call, never at import."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Device", "cpu_device"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A processor that kernels are chosen and tuned for.
+
+    Attributes:
+        arch: key of tile tables: "cpu-avx512_vnni", "cpu-avx512", "cpu-avx2", "cpu-neon", "cpu".
+        name: the maker's name; for people, never a key.
+        units: cores this process may use.
+        last_level_cache_bytes: largest cache, 0 when unknown.
+    """
+
+    arch: str
+    name: str
+    units: int
+    last_level_cache_bytes: int
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _last_level_cache() -> int:
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        digits = text.rstrip("KMG")
+        if digits.isdigit():
+            largest = max(largest, int(digits) * factor)
+    return largest
+
+
+def _cpu_arch() -> str:
+    from llvmlite import binding
+
+    try:
+        features = {k for k, on in binding.get_host_cpu_features().items() if on}
+    except RuntimeError:
+        features = set()
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        if {"avx512f", "avx512bw", "avx512vl"} <= features:
+            return "cpu-avx512_vnni" if "avx512vnni" in features else "cpu-avx512"
+        return "cpu-avx2" if {"avx2", "fma"} <= features else "cpu"
+    return "cpu-neon" if machine in ("arm64", "aarch64") else "cpu"
+
+
+@functools.cache
+def cpu_device() -> Device:
+    """The CPU of this machine."""
+    if hasattr(os, "sched_getaffinity"):
+        units = len(os.sched_getaffinity(0))
+    else:
+        units = os.cpu_count() or 1
+    return Device(_cpu_arch(), _cpu_name(), units, _last_level_cache())

@@ -1,0 +1,87 @@
+"""Tile spaces: which tiles an op may be launched with, and why the others may not.
+
+A space names its fields and their values, states its rules as code, and gives a default for every
+problem. Tuner, lookup and op call the same `check`, so a tile that breaks a rule can neither be
+proposed, nor loaded from a table, nor launched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import TileError
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["Rule", "TileSpace"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One condition on a tile.
+
+    Attributes:
+        name: short and stable; reports group rejections by it.
+        why: one sentence for a newcomer.
+        holds: (tile, problem) -> whether the tile obeys.
+    """
+
+    name: str
+    why: str
+    holds: Callable[[Tile, Problem], bool]
+
+
+@dataclass(frozen=True)
+class TileSpace:
+    """The tiles of one op on one backend.
+
+    Attributes:
+        name: such as "mmq/cpu".
+        fields: per algorithm, the values each of its fields may take.
+        rules: every tile must obey every rule.
+        default: the tile a problem gets when no table names one.
+    """
+
+    name: str
+    fields: Mapping[str, Mapping[str, tuple[Any, ...]]]
+    rules: tuple[Rule, ...]
+    default: Callable[[Problem], Tile]
+
+    def check(self, tile: Tile, problem: Problem) -> None:
+        """Raise TileError, naming field or rule, if `tile` may not run `problem`."""
+        values = tile.as_dict()
+        algorithm = values.pop("algorithm")
+        fields = self.fields.get(algorithm)
+        if fields is None:
+            raise TileError(
+                f"tile {tile}: algorithm {algorithm!r} is not in {self.name}; "
+                f"use one of {', '.join(self.fields)}"
+            )
+        if set(values) != set(fields):
+            raise TileError(
+                f"tile {tile}: {self.name} {algorithm} has the fields {sorted(fields)}, "
+                f"not {sorted(values)}"
+            )
+        for name, value in values.items():
+            if value not in fields[name]:
+                raise TileError(f"tile {tile}: {name}={value!r} is none of {fields[name]}")
+        for rule in self.rules:
+            if not rule.holds(tile, problem):
+                raise TileError(f"tile {tile} breaks rule {rule.name!r}: {rule.why}")
+
+    def broken_rule(self, tile: Tile, problem: Problem) -> Rule | None:
+        """The first rule that `tile` breaks for `problem`, or None."""
+        return next((r for r in self.rules if not r.holds(tile, problem)), None)
+
+    def every(self) -> Iterator[Tile]:
+        """Every combination of field values, legal or not."""
+        for algorithm, fields in self.fields.items():
+            names = list(fields)
+            for values in itertools.product(*(fields[n] for n in names)):
+                yield Tile.of(algorithm, **dict(zip(names, values, strict=True)))
+
+    def candidates(self, problem: Problem) -> list[Tile]:
+        """Every tile that obeys the rules for `problem`."""
+        return [t for t in self.every() if self.broken_rule(t, problem) is None]
