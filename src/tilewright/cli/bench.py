@@ -17,6 +17,7 @@ from tilewright.cli.common import (
     model_bytes,
     progress_bar,
     set_threads,
+    show,
     threads_option,
 )
 
@@ -131,7 +132,6 @@ def bench_command(
     from tilewright.model.bench import BenchTest, bench
     from tilewright.report.bench import bench_table
     from tilewright.report.provenance import provenance
-    from tilewright.report.render import render
 
     tests = [BenchTest(p, n, depth) for depth in _flat(n_depth) for p, n in pairs]
     loaded, tokenizer = load_model(model, activations=activations)
@@ -154,7 +154,7 @@ def bench_command(
         threads=used,
         provenance=record,
     )
-    click.echo(render(table, output), nl=False)
+    show(table, output)
 
 
 def _flat(groups: Sequence[tuple[int, ...]]) -> list[int]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from tilewright.report.table import Table
 
 __all__ = [
     "activations_option",
@@ -20,6 +24,7 @@ __all__ = [
     "note",
     "progress_bar",
     "set_threads",
+    "show",
     "status",
     "threads_option",
 ]
@@ -120,6 +125,16 @@ def model_bytes(path: Path) -> int:
 def note(message: str) -> None:
     """One line beside the result, on stderr."""
     click.echo(message, err=True)
+
+
+def show(table: Table, form: str = "terminal") -> None:
+    """Write a table to stdout, in color and at the terminal's width where it is one."""
+    from tilewright.report.render import render
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    color = terminal and "NO_COLOR" not in os.environ
+    click.echo(render(table, form, width=width, color=color), nl=False)
 
 
 @contextmanager

@@ -26,9 +26,6 @@ def to_terminal(table: Table, *, width: int | None = None, color: bool = False) 
 
     grid = RichTable(
         box=box.SIMPLE_HEAD if color else box.ASCII2,
-        title=table.title or None,
-        title_justify="left",
-        title_style="",
         header_style="bold" if color else "",
         show_edge=False,
         pad_edge=False,
@@ -49,6 +46,8 @@ def to_terminal(table: Table, *, width: int | None = None, color: bool = False) 
         highlight=False,
         legacy_windows=False,
     )
+    if table.title:
+        console.print(Text(table.title, style="bold" if color else ""), soft_wrap=True)
     console.print(grid)
     for note in table.notes:
         console.print(Text(note, style="dim" if color else ""), soft_wrap=True)
@@ -117,6 +116,11 @@ def to_csv(table: Table) -> str:
 FORMATS = {"md": to_markdown, "json": to_json, "jsonl": to_jsonl, "csv": to_csv}
 
 
-def render(table: Table, form: str) -> str:
-    """The table in one of `FORMATS`, or for a terminal when `form` is "terminal"."""
-    return to_terminal(table) if form == "terminal" else FORMATS[form](table)
+def render(table: Table, form: str, *, width: int | None = None, color: bool = False) -> str:
+    """The table in one of `FORMATS`, or for a terminal when `form` is "terminal".
+
+    Width and color are the terminal's; see `to_terminal`.
+    """
+    if form == "terminal":
+        return to_terminal(table, width=width, color=color)
+    return FORMATS[form](table)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fakes import ByteTokenizer, ScriptedModel
+from tilewright.cli.main import cli
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
+    scripted = ScriptedModel()
+
+    def load(path: Path, *, activations: str) -> tuple[Any, Any]:
+        return scripted, ByteTokenizer()
+
+    monkeypatch.setattr("tilewright.cli.bench.load_model", load)
+    return scripted
+
+
+@pytest.fixture
+def bench(model: ScriptedModel, tmp_path: Path) -> Any:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(2048))
+
+    def invoke(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli, ["bench", str(path), *arguments])
+        assert result.exit_code == 0, result.output
+        return result
+
+    return invoke
+
+
+def names(result: Result) -> list[str]:
+    return [row["test"] for row in json.loads(result.stdout)["results"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["pp512", "tg128"]),
+        (["-p", "8,16", "-n", "4"], ["pp8", "pp16", "tg4"]),
+        (["-p", "8", "-p", "16", "-n", "0"], ["pp8", "pp16"]),
+        (["-p", "0", "-n", "0", "-pg", "8,4", "-pg", "2,1"], ["pp8+tg4", "pp2+tg1"]),
+        (["-p", "8", "-n", "4", "-d", "0,32"], ["pp8", "tg4", "pp8 @ d32", "tg4 @ d32"]),
+        (["-p8", "-n4", "-r1"], ["pp8", "tg4"]),
+    ],
+    ids=lambda value: "_".join(value) if value and value[0].startswith("-") else "",
+)
+def test_tests_are_chosen_as_in_llama_bench(
+    bench: Any, arguments: list[str], expected: list[str]
+) -> None:
+    assert names(bench("-r", "1", "-o", "json", *arguments)) == expected
+
+
+def test_json_holds_every_sample_and_where_it_comes_from(bench: Any) -> None:
+    whole = json.loads(bench("-p", "8", "-n", "0", "-r", "3", "-o", "json", "-t", "1").stdout)
+    (row,) = whole["results"]
+    assert len(row["samples_ts"]) == len(row["samples_ns"]) == 3
+    assert row["model"] == "m.gguf"
+    assert row["model_size"] == 2048
+    assert row["threads"] == 1
+    assert row["activations"] == "float"
+    assert {"command", "versions", "device", "date", "load_average"} <= whole["provenance"].keys()
+
+
+def test_jsonl_has_a_line_a_test(bench: Any) -> None:
+    lines = bench("-p", "8", "-n", "4", "-r", "1", "-o", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["test"] for line in lines] == ["pp8", "tg4"]
+
+
+def test_csv_reads_back(bench: Any) -> None:
+    (row,) = csv.DictReader(io.StringIO(bench("-p", "8", "-n", "0", "-r", "2", "-o", "csv").stdout))
+    assert row["test"] == "pp8"
+    assert len(row["samples_ts"].split(";")) == 2
+
+
+@pytest.mark.parametrize("form", ["md", "terminal"])
+def test_tables_name_the_tests(bench: Any, form: str) -> None:
+    text = bench("-p", "8", "-n", "0", "-d", "16", "-r", "2", "-o", form).stdout
+    assert "pp8 @ d16" in text
+    assert "median t/s [min - max]" in text
+
+
+def test_warm_up_can_be_left_out(bench: Any, model: ScriptedModel) -> None:
+    bench("-p", "8", "-n", "0", "-r", "2", "--no-warmup")
+    assert [call[0] for call in model.calls] == ["reset", "prefill"] * 2
+
+
+def test_a_test_beyond_the_context_is_an_error(bench: Any, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["bench", str(tmp_path / "m.gguf"), "-p", "99999"])
+    assert result.exit_code == 1
+    assert "do not fit the model's context of 4096" in result.stderr

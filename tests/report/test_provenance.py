@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+
+import torch
+
+from tilewright import __version__
+from tilewright.report.provenance import provenance
+
+
+def test_it_says_what_ran_where_and_when() -> None:
+    record = provenance(["tilewright", "bench", "/home/someone/m.gguf", "-r", "3"], threads=2)
+    assert json.loads(json.dumps(record)) == record
+    assert record["command"] == "tilewright bench m.gguf -r 3"
+    assert record["tilewright"] == __version__
+    assert record["python"] == platform.python_version()
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["threads"] == 2
+    assert record["device"]
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(record["date"])
+    assert abs(age.total_seconds()) < 60
+    assert len(record["load_average"]) == 3
