@@ -1,0 +1,275 @@
+"""The contract of an op: what verify, the tuner, the bench and the tests know about it.
+
+An `OpSpec` is one frozen object an op. It holds no kernel code: `run` imports the op's public
+function when it is called, so reading a spec compiles and loads nothing.
+
+::
+
+    case, seed -> make_inputs -> Inputs(x, source, weight, bias)
+                                    |  source: the codes,        weight: the bytes that
+                                    v  what the oracle reads     v  the kernel reads
+                              reference -> float64           run -> y
+                                    '--------> check_output <----'   limits: error_model
+
+`source` is drawn first and `weight` is packed from it; the oracle never unpacks what was packed,
+so an error of the packing cannot cancel out. Every x lies in a larger buffer filled with NaN, and
+GGUF bytes in one filled with 0xFF: a kernel that reads past an edge and uses what it found there
+returns NaN or garbage, not a lucky zero.
+
+Corruptions are the negative controls. Each changes the packed operand in one place, as a real
+fault would, and a check that does not notice is not a check. They act on the source and pack
+anew, so that they hold for the layout of any device.
+
+A new op is a folder with a `spec.py` that defines `SPEC`, and one line in `catalog.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tilewright.ops.check import ErrorModel
+from tilewright.tiles.tile import Problem
+
+__all__ = [
+    "DTYPES",
+    "FLAGS",
+    "Case",
+    "Corruption",
+    "Inputs",
+    "OpSpec",
+    "draw_activations",
+    "draw_bias",
+    "rng_for",
+]
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Activation dtypes by the names that `Problem` and `Case` use."""
+
+_SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+FLAGS = {
+    "outliers": "a few activations of 1e3 to 1e4 in every row, and one of 6.2e4",
+    "strided": "x is a view whose rows lie further apart than K",
+    "transposed": "x is a view whose columns lie apart (K is not its fastest dimension)",
+    "ndim3": "x has three dimensions",
+    "bias": "the product has a bias",
+    "act_order": "the columns of the weight are a permutation of x's",
+    "edge": "rows with zero, negative, huge and tiny scales, and codes at both ends",
+}
+"""What a case may ask for beyond its shape."""
+
+_GUARD = 64
+_OUTLIERS = 3
+_LARGEST = 6.2e4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product to verify: y[M, N] = x[M, K] @ W[N, K].T (+ bias).
+
+    Attributes:
+        op: name of the op in the catalog.
+        weight_type: a weight type of that op.
+        act_dtype: dtype of x and y, a key of DTYPES.
+        M, N, K: rows of x, rows of W, columns of both.
+        group: values that share one scale, -1 for all of K; 0 when the weight type fixes it.
+        activations: "float" or "int8".
+        flags: keys of FLAGS, sorted.
+    """
+
+    op: str
+    weight_type: str
+    act_dtype: str
+    M: int
+    N: int
+    K: int
+    group: int = 0
+    activations: str = "float"
+    flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.act_dtype not in DTYPES:
+            raise ValueError(f"act_dtype is {self.act_dtype!r}; it must be one of {list(DTYPES)}")
+        if self.activations not in ("float", "int8"):
+            raise ValueError(f"activations is {self.activations!r}; it must be 'float' or 'int8'")
+        unknown = sorted(set(self.flags) - set(FLAGS))
+        if unknown:
+            raise ValueError(f"flags hold {unknown}; a case knows {list(FLAGS)}")
+        if self.M < 0 or self.N < 1 or self.K < 1:
+            raise ValueError(f"M, N, K are {self.M}, {self.N}, {self.K}; M >= 0, N and K >= 1")
+        object.__setattr__(self, "flags", tuple(sorted(set(self.flags))))
+
+    @property
+    def id(self) -> str:
+        """Such as "Q4_1-M17-N97-K576-fp16-int8-bias-strided": unique within an op."""
+        group = {0: [], -1: ["gK"]}.get(self.group, [f"g{self.group}"])
+        path = [] if self.activations == "float" else [self.activations]
+        shape = [f"M{self.M}", f"N{self.N}", f"K{self.K}"]
+        return "-".join(
+            [self.weight_type, *group, *shape, _SHORT[self.act_dtype], *path, *self.flags]
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of x and y."""
+        return DTYPES[self.act_dtype]
+
+    @property
+    def weight_key(self) -> tuple[object, ...]:
+        """Cases with equal keys multiply the same weight, given the same seed."""
+        flags = tuple(f for f in self.flags if f in ("act_order", "edge"))
+        return (self.op, self.weight_type, self.act_dtype, self.N, self.K, self.group, flags)
+
+    def problem(self, arch: str) -> Problem:
+        """The product as a tile table of `arch` sees it."""
+        return Problem(
+            self.op, arch, self.act_dtype, self.weight_type, self.activations,
+            self.M, self.N, self.K, self.group,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The operands of one case.
+
+    Attributes:
+        case: the case they were drawn for.
+        x: [..., K] of the case's dtype; M rows in all.
+        source: what the oracle reads: codes and scales, in the op's own class.
+        weight: what the kernel reads, packed from `source` for the device of x.
+        bias: [N] of the case's dtype, or None.
+    """
+
+    case: Case
+    x: torch.Tensor
+    source: Any
+    weight: Any
+    bias: torch.Tensor | None = None
+
+    def x64(self) -> npt.NDArray[np.float64]:
+        """x as float64 [M, K]."""
+        x = self.x.detach().to("cpu", torch.float64).numpy()
+        return np.ascontiguousarray(x.reshape(self.case.M, self.case.K))
+
+    def bias64(self) -> npt.NDArray[np.float64] | None:
+        """The bias as float64 [N], or None."""
+        if self.bias is None:
+            return None
+        return np.asarray(self.bias.detach().to("cpu", torch.float64).numpy())
+
+
+Corruption = Callable[[Inputs], Inputs | None]
+"""Inputs with one place of the weight changed, in `source` and in `weight`; None where the weight
+has no such place (no zero points, a single row)."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpSpec:
+    """Everything about an op but its kernels.
+
+    Attributes:
+        name: its name in the catalog, "w4a16".
+        title: the name that reports print, "W4A16".
+        version: raised when the op's meaning changes; tables keep it with their rows.
+        weight_types: the weight types it multiplies.
+        cases: what `verify` runs.
+        make_inputs: (case, seed) -> Inputs. Same arguments, same numbers, in any process.
+        reference: Inputs -> the exact result, float64 numpy array of y's shape, from `source`.
+        error_model: (Inputs, the exact result) -> what a right result may differ by.
+        run: (Inputs, tile=None, threads=None) -> y; tile None lets the op choose as it does
+            for its users.
+        flops: floating-point operations of a Problem, an fma counted as two.
+        bytes: bytes a Problem must move at least: packed weight, x, y.
+        corruptions: negative controls by name.
+        space: () -> the op's tile space, its planted wrong tiles included; None if it has none.
+        deterministic: two runs with one tile and thread count agree bit for bit.
+    """
+
+    name: str
+    title: str
+    version: int
+    weight_types: tuple[str, ...]
+    cases: tuple[Case, ...]
+    make_inputs: Callable[[Case, int], Inputs]
+    reference: Callable[[Inputs], npt.NDArray[np.float64]]
+    error_model: Callable[[Inputs, npt.NDArray[np.float64]], ErrorModel]
+    run: Callable[..., torch.Tensor]
+    flops: Callable[[Problem], float]
+    bytes: Callable[[Problem], float]
+    corruptions: Mapping[str, Corruption]
+    space: Callable[[], Any] | None = None
+    deterministic: bool = True
+    _by_id: dict[str, Case] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by_id = {case.id: case for case in self.cases}
+        if len(by_id) != len(self.cases):
+            raise ValueError(f"{self.name}: two of its cases have the same id")
+        object.__setattr__(self, "_by_id", by_id)
+
+    def case(self, case_id: str) -> Case:
+        """The case with this id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if case_id not in self._by_id:
+            raise KeyError(f"op {self.name!r} has no case {case_id!r}")
+        return self._by_id[case_id]
+
+    def with_run(self, run: Callable[..., torch.Tensor]) -> OpSpec:
+        """The same op computed by another function: a kernel under development, a test's own."""
+        return replace(self, run=run)
+
+
+def rng_for(seed: int, *parts: object) -> np.random.Generator:
+    """A generator that depends on `seed` and on what it is for, the same in every process."""
+    digest = hashlib.sha256(repr((seed, *parts)).encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+
+def draw_activations(case: Case, seed: int) -> torch.Tensor:
+    """x of a case: standard normal values, and what its flags ask for.
+
+    Returns:
+        [M, K] of the case's dtype, [a, M/a, K] with "ndim3". A view into a buffer of NaN: there
+        are NaN before it, behind it and in every gap between its rows or columns.
+    """
+    m, k = case.M, case.K
+    rng = rng_for(seed, case.id, "x")
+    values = rng.standard_normal((m, k), dtype=np.float32)
+    if "outliers" in case.flags and m:
+        for row in range(m):
+            at = rng.choice(k, size=min(_OUTLIERS, k), replace=False)
+            values[row, at] *= rng.uniform(1e3, 3e3, len(at))
+        values[rng.integers(m), rng.integers(k)] = _LARGEST
+        values = np.clip(values, -_LARGEST, _LARGEST)
+    column = 1
+    row = k
+    if "strided" in case.flags:
+        row = k + 24
+    if "transposed" in case.flags:
+        column, row = m + 3, 1
+    span = (m - 1) * row + (k - 1) * column + 1 if m else 0
+    buffer = torch.full((_GUARD + span + _GUARD,), float("nan"), dtype=case.dtype)
+    x = buffer.as_strided((m, k), (row, column), _GUARD)
+    x.copy_(torch.from_numpy(values))
+    if "ndim3" in case.flags:
+        outer = 2 if m % 2 == 0 else 1
+        x = x.unflatten(0, (outer, m // outer))
+    return x
+
+
+def draw_bias(case: Case, seed: int) -> torch.Tensor | None:
+    """The bias of a case, [N] of its dtype, or None without the flag."""
+    if "bias" not in case.flags:
+        return None
+    values = rng_for(seed, case.id, "bias").standard_normal(case.N, dtype=np.float32)
+    return torch.from_numpy(values).to(case.dtype)
