@@ -271,7 +271,8 @@ def _gemma_fields(fields: _Fields, common: Mapping[str, Any]) -> dict[str, Any]:
     softcap = fields.number("final_logit_softcapping", 0.0)
     return {
         "query_pre_attn_scalar": scalar,
-        "sliding_window": int(window) if window else None,
+        # transformers builds the mask of sliding layers even for a model that has none.
+        "sliding_window": int(window) if window else common["max_position_embeddings"],
         "layer_types": ["sliding_attention" if s else "full_attention" for s in sliding],
         "final_logit_softcapping": softcap or None,
         "attn_logit_softcapping": None,
