@@ -219,7 +219,10 @@ def _shapes(tiny: Tiny) -> dict[str, tuple[int, ...]]:
             "ffn_down.weight": (HIDDEN, FEED_FORWARD),
         }
         if tiny.architecture in ("qwen3", "gemma3"):
-            block |= {"attn_q_norm.weight": (tiny.head_dim,), "attn_k_norm.weight": (tiny.head_dim,)}
+            block |= {
+                "attn_q_norm.weight": (tiny.head_dim,),
+                "attn_k_norm.weight": (tiny.head_dim,),
+            }
         if tiny.architecture == "gemma3":
             block |= {"post_attention_norm.weight": (HIDDEN,), "post_ffw_norm.weight": (HIDDEN,)}
         block |= {f"{stem}.bias": block[f"{stem}.weight"][:1] for stem in tiny.biases}

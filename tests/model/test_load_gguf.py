@@ -75,9 +75,7 @@ MODELS = {
         "llama",
         {"": "Q8_0"},
         metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
-        config={
-            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
-        },
+        config={"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}},
     ),
     "qwen2": Tiny(
         "qwen2", {"embd": "Q6_K", "": "Q5_1"}, biases=("attn_q", "attn_k", "attn_v"), eps=1e-6
@@ -382,7 +380,9 @@ def test_unknown_architecture_lists_what_loads(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedError, match="'mamba2'; supported are llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(
+        UnsupportedError, match="'mamba2'; supported are llama, qwen2, qwen3, gemma3"
+    ):
         load(tmp_path / "model.gguf")
 
 
@@ -397,7 +397,11 @@ class _Dropping(dict[str, Any]):
         (("output_norm.weight",), {}, r"lacks model\.norm\.weight"),
         ((), {"blk.7.ffn_up.weight": (512, 256)}, r"has model\.layers\.7\.mlp\.up_proj\.weight"),
         ((), {"blk.0.ssm_in.weight": (512, 256)}, r"no tensors blk\.0\.ssm_in\.weight"),
-        (("blk.0.attn_v.weight",), {"blk.0.attn_v.weight": (64, 256)}, r"\[64, 256\].*\[128, 256\]"),
+        (
+            ("blk.0.attn_v.weight",),
+            {"blk.0.attn_v.weight": (64, 256)},
+            r"\[64, 256\].*\[128, 256\]",
+        ),
     ],
     ids=["missing-linear", "missing-norm", "layer-too-many", "stranger", "wrong-shape"],
 )

@@ -9,6 +9,7 @@ import torch
 
 from tilewright.layout.cpu import PackedW4, pack_w4
 from tilewright.model.info import LoadInfo
+from tilewright.model.pages import drop_file_pages
 
 if TYPE_CHECKING:
     from tilewright.formats.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ _NOT_TEXT = (
     "model.multi_modal_projector.",
 )
 _RECOMPUTED = ("rotary_emb.inv_freq",)
+_DROP_BYTES = 16 << 20
 
 
 class CheckpointSource:
@@ -35,18 +37,17 @@ class CheckpointSource:
 
     Args:
         checkpoint: the opened folder.
-        path: the folder.
         dtype: dtype of what is not packed.
         info: gets every tensor that is given out.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, path: object, *, dtype: torch.dtype, info: LoadInfo
-    ) -> None:
-        self.path: object = path
+    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, info: LoadInfo) -> None:
+        self.path: object = checkpoint.path
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._info = info
+        self._files = sorted(checkpoint.path.glob("*.safetensors"))
+        self._since_drop = 0
         self._linears = {_text_name(prefix + "."): prefix for prefix in checkpoint.linears}
         self._dense: dict[str, str] = {}
         skipped = 0
@@ -70,13 +71,22 @@ class CheckpointSource:
             return self.vector(name)
         packed = pack_w4(self._checkpoint.linear(prefix))
         self._info.count("packed", packed.type_name, packed.nbytes)
+        self._copied(packed.nbytes)
         return packed
 
     def vector(self, name: str) -> torch.Tensor:
         stored = self._checkpoint.tensor(self._dense[name])
         result = stored.to(self._dtype, copy=True)
         self._info.count("dense", str(stored.dtype).removeprefix("torch."), result.nbytes)
+        self._copied(stored.nbytes)
         return result
+
+    def _copied(self, nbytes: int) -> None:
+        """Everything given out is a copy; drop the file's pages now and then."""
+        self._since_drop += nbytes
+        if self._since_drop > _DROP_BYTES:
+            drop_file_pages(self._files)
+            self._since_drop = 0
 
 
 def _text_name(name: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from tilewright.formats.gguf import GGUFFile, GGUFTensor, check_scales
 from tilewright.layout.cpu import PackedBlocks, pack_blocks
 from tilewright.model.info import LoadInfo
 from tilewright.model.names import SKIPPED_GGUF_TENSORS, hf_name
+from tilewright.model.pages import drop_range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -154,15 +155,7 @@ def rope_row_order(rows: int, heads: int) -> npt.NDArray[np.intp]:
 
 
 def _release(tensor: GGUFTensor) -> None:
-    """Let go of the pages of a tensor that was copied; the file backs them, so nothing is lost.
-
-    Without this the mapped file would count beside every copy made from it.
-    """
-    mapped: Any = getattr(tensor.raw, "_mmap", None)
-    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    page = mmap.PAGESIZE
-    first = -(-tensor.offset // page) * page  # whole pages only: a neighbour may share the rest
-    last = (tensor.offset + tensor.nbytes) // page * page
-    if last > first:
-        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+    """Let go of the file's pages of a tensor that was copied."""
+    mapped = getattr(tensor.raw, "_mmap", None)  # of the np.memmap that `raw` is a view of
+    if isinstance(mapped, mmap.mmap):
+        drop_range(mapped, tensor.offset, tensor.nbytes)

@@ -150,7 +150,7 @@ class ModelProblem(NamedTuple):
     N: int
     K: int
     group: int
-    count: int
+    count: int  # type: ignore[assignment]
 
     @property
     def op(self) -> str:

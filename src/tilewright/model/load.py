@@ -142,7 +142,7 @@ def _load_folder(path: Path, activations: str, dtype: torch.dtype) -> tuple[Any,
         file_bytes=sum(file.stat().st_size for file in path.glob("*.safetensors")),
     )
     model = _create(config, dtype)
-    _fill(model, CheckpointSource(checkpoint, path, dtype=dtype, info=info), dtype, activations)
+    _fill(model, CheckpointSource(checkpoint, dtype=dtype, info=info), dtype, activations)
     _rebuild_rotary(model, None)
     tokenizer = None
     if any((path / name).is_file() for name in _TOKENIZER_FILES):

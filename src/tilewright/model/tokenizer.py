@@ -321,7 +321,7 @@ def _wrap(
     # `tokenizer_object` argument makes, which is slow and large for 262,144 tokens.
     tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
     tokenizer._tokenizer = backend
-    tokenizer.__init__(  # type: ignore[misc]
+    tokenizer.__init__(
         add_bos_token=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)),
         add_eos_token=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
         clean_up_tokenization_spaces=False,
