@@ -58,21 +58,25 @@ def gguf_file(
     return head + bytes(-len(head) % alignment) + data
 
 
-def safetensors_file(tensors: Mapping[str, npt.NDArray[Any]], **changes: Any) -> bytes:
-    """A safetensors file; `changes` replaces entries of the header by tensor name."""
-    names = {"float16": "F16", "float32": "F32", "int32": "I32", "int64": "I64", "uint8": "U8"}
+_DTYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int64": "I64", "uint8": "U8"}
+
+
+def safetensors_file(
+    tensors: Mapping[str, npt.NDArray[Any]], changes: Mapping[str, Mapping[str, Any]] | None = None
+) -> bytes:
+    """A safetensors file; `changes` replaces fields of the header's entries, by tensor."""
     header: dict[str, Any] = {}
     data = b""
     for name, values in tensors.items():
         end = len(data) + values.nbytes
         header[name] = {
-            "dtype": names[values.dtype.name],
+            "dtype": _DTYPES[values.dtype.name],
             "shape": list(values.shape),
             "data_offsets": [len(data), end],
         }
         data += np.ascontiguousarray(values).tobytes()
-    for name, change in changes.items():
-        header[name.replace("__", ".")].update(change)
+    for name, change in (changes or {}).items():
+        header[name].update(change)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + data

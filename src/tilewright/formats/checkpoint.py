@@ -64,12 +64,13 @@ class Checkpoint:
             UnsupportedError: act-order groups of unequal size, or a zero point that is
                 ambiguous in the format.
         """
-        if self.quantization is None or self._reader is None or prefix not in self.linears:
+        reader, scheme = self._reader, self.quantization
+        if reader is None or scheme is None or f"{prefix}.{reader.main}" not in self._store:
             raise FormatError(
                 f"no quantized linear {prefix!r}; it has {len(self.linears)}, see `linears`",
                 file=self.path,
             )
-        return self._reader.linear(self._store, prefix, self.quantization)
+        return reader.linear(self._store, prefix, scheme)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor as stored, in the file's dtype. Raises FormatError if there is none."""

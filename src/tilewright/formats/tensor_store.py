@@ -206,7 +206,7 @@ def _diagnose(file: Path, size: int, length: int, said: str) -> FormatError:
         try:
             dtype, shape = entry["dtype"], [int(n) for n in entry["shape"]]
             begin, end = (int(n) for n in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):  # OverflowError: int(inf)
             return FormatError(f"its entry in the header is damaged ({said})", **where)
         where["offset"] = start + begin
         if not 0 <= begin <= end or start + end > size:
