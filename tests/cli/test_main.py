@@ -94,7 +94,7 @@ def test_python_m_tilewright_is_the_command() -> None:
     ("arguments", "message"),
     [
         (["nosuchverb"], "No such command 'nosuchverb'"),
-        (["run", "nosuchfile.gguf", "hi"], "'nosuchfile.gguf' is no file or folder"),
+        (["run", "nosuchfile.gguf", "hi"], "'nosuchfile.gguf' does not exist"),
         (["info"], "Missing argument 'MODEL'"),
         (["bench", ".", "-p", "x"], "got 'x'; give a number"),
         (["bench", ".", "-p", "-5"], "got '-5'; give 0 or more"),

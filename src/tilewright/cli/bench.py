@@ -14,7 +14,7 @@ from tilewright.cli.common import (
     epilog,
     load_model,
     model_argument,
-    model_bytes,
+    model_name,
     progress_bar,
     set_threads,
     show,
@@ -108,7 +108,7 @@ class _Pair(_Counts):
 @activations_option
 @threads_option
 def bench_command(
-    model: Path,
+    model: Path | str,
     n_prompt: Sequence[tuple[int, ...]],
     n_gen: Sequence[tuple[int, ...]],
     pg: Sequence[tuple[int, int]],
@@ -148,8 +148,8 @@ def bench_command(
         )
     table = bench_table(
         results,
-        model=model.name,
-        model_bytes=model_bytes(model),
+        model=model_name(model),
+        model_bytes=loaded.tilewright_info.file_bytes,
         activations=activations,
         threads=used,
         provenance=record,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 __all__ = [
     "activations_option",
     "epilog",
+    "file_argument",
     "load_model",
     "model_argument",
-    "model_bytes",
+    "model_name",
     "note",
     "progress_bar",
     "set_threads",
@@ -32,12 +34,24 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
 class ModelPath(click.ParamType):
-    """A GGUF file, a folder with a safetensors checkpoint, or the name of a demo model."""
+    """A GGUF file, a folder with a checkpoint, the name of a demo model, or a hub repository.
+
+    Args:
+        hub: accept the id of a repository on the Hugging Face hub, which is then a str.
+    """
 
     name = "model"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def __init__(self, *, hub: bool) -> None:
+        self._hub = hub
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
         path = Path(value)
         if path.exists():
             return path
@@ -51,18 +65,25 @@ class ModelPath(click.ParamType):
             self.fail(
                 f"{value} is not fetched yet; run `tilewright demo-model{option}` first", param, ctx
             )
+        if self._hub and _HUB_ID.fullmatch(str(value)) and not str(value).endswith(".gguf"):
+            return str(value)
+        hub = ", the id of a repository on the Hugging Face hub (owner/name)" if self._hub else ""
         self.fail(
-            f"{str(value)!r} is no file or folder, and no demo model "
-            f"({', '.join(DEMO_MODELS)}); give the path of a .gguf file or of a folder with "
-            "config.json and .safetensors files",
+            f"{str(value)!r} does not exist; give a .gguf file, a folder with config.json and "
+            f".safetensors files{hub}, or a demo model ({', '.join(DEMO_MODELS)})",
             param,
             ctx,
         )
 
 
 def model_argument(function: F) -> F:
-    """The MODEL argument of a verb."""
-    return click.argument("model", type=ModelPath(), metavar="MODEL")(function)
+    """The MODEL argument of a verb that loads it."""
+    return click.argument("model", type=ModelPath(hub=True), metavar="MODEL")(function)
+
+
+def file_argument(function: F) -> F:
+    """The MODEL argument of a verb that reads only what is on this machine."""
+    return click.argument("model", type=ModelPath(hub=False), metavar="MODEL")(function)
 
 
 def activations_option(function: F) -> F:
@@ -93,13 +114,7 @@ def epilog(*examples: str) -> str:
 
 
 def set_threads(threads: int | None) -> int:
-    """Give this process its threads before the libraries that use them start; returns them.
-
-    The command owns its process, so setting it for all of torch, OpenMP and Numba is its right.
-    """
-    if threads is not None:
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-            os.environ[variable] = str(threads)
+    """Give torch, and the kernels that follow its setting, this many threads; returns them."""
     import torch
 
     if threads is not None:
@@ -107,19 +122,28 @@ def set_threads(threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-def load_model(path: Path, *, activations: str) -> tuple[Any, Any]:
-    """`tilewright.load` with a line on the terminal while it runs."""
-    with status(f"loading {path.name}"):
+def load_model(model: Path | str, *, activations: str) -> tuple[Any, Any]:
+    """`tilewright.load` with a line on the terminal while it runs; the tokenizer is there.
+
+    Raises:
+        UnsupportedError: the checkpoint has no tokenizer.
+    """
+    from tilewright.errors import UnsupportedError
+
+    with status(f"loading {model_name(model)}"):
         from tilewright.model.load import load
 
-        return load(path, activations=activations)
+        loaded, tokenizer = load(model, activations=activations)
+    if tokenizer is None:
+        raise UnsupportedError(
+            f"{model}: the checkpoint has no tokenizer; add its tokenizer files and run it again"
+        )
+    return loaded, tokenizer
 
 
-def model_bytes(path: Path) -> int:
-    """Bytes of a model file, or of the weight files of a folder."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(p.stat().st_size for p in path.glob("*.safetensors"))
+def model_name(model: Path | str) -> str:
+    """The last part of a path, or a hub id: what reports call the model."""
+    return model if isinstance(model, str) else model.resolve().name
 
 
 def note(message: str) -> None:

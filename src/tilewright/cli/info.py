@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tilewright.cli.common import epilog, model_argument, show
+from tilewright.cli.common import epilog, file_argument, show
 
 
 @click.command(
@@ -16,7 +16,7 @@ from tilewright.cli.common import epilog, model_argument, show
         "tilewright info model.gguf --json",
     )
 )
-@model_argument
+@file_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(model: Path, as_json: bool) -> None:
     """Architecture, tensor types with counts and bytes, and matrix shapes.

@@ -14,6 +14,7 @@ from tilewright.cli.common import (
     epilog,
     load_model,
     model_argument,
+    model_name,
     note,
     progress_bar,
     set_threads,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 @activations_option
 @threads_option
 def perplexity_command(
-    model: Path,
+    model: Path | str,
     text_path: Path,
     context: int,
     chunks: int,
@@ -96,7 +97,7 @@ def perplexity_command(
         from tilewright.report.provenance import provenance
 
         record = provenance(["tilewright", *sys.argv[1:]], threads=used)
-        row = {"model": model.name, "text": text_path.name, "activations": activations}
+        row = {"model": model_name(model), "text": text_path.name, "activations": activations}
         row |= asdict(result) | {"complete": result.complete}
         click.echo(json.dumps({"provenance": record, "perplexity": row}, indent=2))
         return

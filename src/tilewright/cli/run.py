@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 @activations_option
 @threads_option
 def run(
-    model: Path,
+    model: Path | str,
     prompt: str | None,
     system: str | None,
     temp: float,

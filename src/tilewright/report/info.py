@@ -68,7 +68,8 @@ class CheckpointInfo:
 
     Attributes:
         file: last part of its path.
-        format: "gguf" or the safetensors folder's quantization method ("none" without one).
+        format: "gguf", "compressed-tensors", "gptq", "awq", or "safetensors" for a folder that
+            is not quantized.
         name: what the checkpoint calls itself, or "".
         architecture: its own name of its architecture.
         supported: True if `tilewright.load` knows that architecture.
@@ -112,7 +113,10 @@ def describe(path: Path) -> CheckpointInfo:
         UnsupportedError: a version or quantization scheme that is not read here.
     """
     if path.is_dir():
-        return _describe_folder(path)
+        inside = list(path.glob("*.gguf"))
+        if len(inside) != 1 or any(path.glob("*.safetensors")):
+            return _describe_folder(path)
+        path = inside[0]
     from tilewright.formats.gguf import read_gguf
 
     return _describe_gguf(read_gguf(path))
@@ -144,6 +148,59 @@ def _describe_gguf(file: GGUFFile) -> CheckpointInfo:
         types=_types(tensors),
         shapes=_shapes(tensors),
     )
+
+
+def _describe_folder(path: Path) -> CheckpointInfo:
+    from tilewright.formats.checkpoint import read_checkpoint
+    from tilewright.model.config_map import ARCHITECTURES
+
+    checkpoint = read_checkpoint(path)
+    stored = _stored(path)
+    tensors = [_Tensor(*stored[name], DENSE) for name in checkpoint.dense]
+    parts: dict[str, dict[str, tuple[str, tuple[int, ...], int]]] = {}
+    for name in stored.keys() - set(checkpoint.dense):
+        prefix, _, part = name.rpartition(".")
+        parts.setdefault(prefix, {})[part] = stored[name]
+    scheme = checkpoint.quantization
+    known: dict[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]] = {}
+    for prefix in checkpoint.linears:
+        # Equal parts make an equal matrix, so one of each kind is enough to unpack.
+        key = tuple(sorted((part, shape) for part, (_, shape, _) in parts[prefix].items()))
+        if key not in known:
+            known[key] = checkpoint.linear(prefix).codes.shape
+        nbytes = sum(size for _, _, size in parts[prefix].values())
+        assert scheme is not None  # a checkpoint without a scheme lists no quantized linear
+        tensors.append(_Tensor(scheme.weight_type, known[key], nbytes, PACKED))
+    kind = str(checkpoint.config.get("model_type", ""))
+    config = checkpoint.config.get("text_config") or checkpoint.config
+    return CheckpointInfo(
+        file=path.resolve().name,
+        format="safetensors" if scheme is None else scheme.format,
+        name="",
+        architecture=kind,
+        supported=kind.removesuffix("_text") in ARCHITECTURES,
+        hyperparameters={
+            short: config[key] for key, short in _CONFIG_KEYS.items() if key in config
+        },
+        types=_types(tensors),
+        shapes=_shapes(tensors),
+    )
+
+
+def _stored(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """(dtype, shape, bytes) of every tensor, from the headers of a folder's files."""
+    from safetensors import safe_open
+
+    rows = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:
+            for name in handle.keys():
+                part = handle.get_slice(name)
+                shape = tuple(part.get_shape())
+                kind = str(part.get_dtype())
+                bits = int("".join(c for c in kind.split("_")[0] if c.isdigit()) or 8)
+                rows[name] = (kind, shape, math.prod(shape) * bits // 8)
+    return rows
 
 
 def _types(tensors: Iterable[_Tensor]) -> tuple[TypeCount, ...]:

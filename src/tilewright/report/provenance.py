@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import __version__
+from tilewright.device import cpu_device
 
 __all__ = ["provenance"]
 
@@ -25,6 +26,7 @@ def provenance(command: Sequence[str] | str, *, threads: int | None = None) -> d
         threads: threads the run was given; None is not recorded.
     """
     words = command.split() if isinstance(command, str) else list(command)
+    device = cpu_device()
     record: dict[str, Any] = {
         "command": " ".join(Path(w).name if os.sep in w else w for w in words),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -32,8 +34,9 @@ def provenance(command: Sequence[str] | str, *, threads: int | None = None) -> d
         "python": platform.python_version(),
         "versions": _versions(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": _cpu_name(),
-        "cpus": os.cpu_count(),
+        "device": device.name,
+        "arch": device.arch,
+        "units": device.units,
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
     if threads is not None:
@@ -49,13 +52,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()

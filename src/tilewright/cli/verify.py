@@ -1,0 +1,178 @@
+"""`tilewright verify`: hold every op's results against the oracle."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tilewright.cli.common import (
+    ModelPath,
+    epilog,
+    load_model,
+    progress_bar,
+    set_threads,
+    status,
+    threads_option,
+)
+
+if TYPE_CHECKING:
+    from tilewright.ops.contract import Case
+    from tilewright.tune.verify import Control, VerifyReport
+
+
+@click.command(
+    epilog=epilog(
+        "tilewright verify",
+        "tilewright verify --model smollm2",
+        "tilewright verify --op mmq --case Q4_K-M17 --seed 7",
+        "tilewright verify --negative-controls --json > verify.json",
+    )
+)
+@click.option("--op", "ops", multiple=True, help="Only this op; may be repeated.  [default: all]")
+@click.option(
+    "--model",
+    type=ModelPath(hub=True),
+    metavar="MODEL",
+    help="Verify the shapes and types of this model's own products.",
+)
+@click.option("--case", "case_filter", help="Only cases whose id contains this text.")
+@click.option(
+    "--activations",
+    type=click.Choice(["float", "int8", "all"]),
+    default="all",
+    show_default=True,
+    help="Only cases of this activation path.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the operands.")
+@click.option(
+    "--negative-controls",
+    is_flag=True,
+    help="Corrupt weights and results on purpose too, and demand that the check notices.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@threads_option
+def verify(
+    ops: Sequence[str],
+    model: Path | str | None,
+    case_filter: str | None,
+    activations: str,
+    seed: int,
+    negative_controls: bool,
+    as_json: bool,
+    threads: int | None,
+) -> None:
+    """Run every op on its cases and hold each result against a float64 oracle.
+
+    Prints passed and total counts for each op and weight type, and every failure with its case,
+    the worst element and the seed that repeats it. Exit code 3 if anything failed.
+    """
+    used = set_threads(threads)
+    from tilewright.report.provenance import provenance
+    from tilewright.report.verify import (
+        control_lines,
+        controls_hold,
+        failure_line,
+        summary_line,
+        verify_json,
+    )
+
+    cases = _chosen(_cases(ops, model), case_filter, activations)
+    report = _verify(cases, seed)
+    controls = _controls(cases, seed) if negative_controls and report.complete else []
+    good = report.passed and (not negative_controls or controls_hold(controls))
+    if as_json:
+        record = provenance(["tilewright", *sys.argv[1:]], threads=used)
+        click.echo(json.dumps(verify_json(report, controls, record), indent=2, allow_nan=False))
+    else:
+        for group in report.groups():
+            click.echo(str(group))
+        for row in report.failures:
+            click.echo(failure_line(row))
+        for line in control_lines(controls):
+            click.echo(line)
+        click.echo(summary_line(report))
+    if not report.complete and not report.failures:
+        sys.exit(130)
+    if not good:
+        sys.exit(3)
+
+
+def _cases(ops: Sequence[str], model: Path | str | None) -> dict[str, tuple[Case, ...]]:
+    """Cases by op: those of the specs, or those of a model's own products."""
+    from tilewright.ops.catalog import SPECS, find_spec
+
+    specs = [find_spec(name) for name in dict.fromkeys(ops or SPECS)]
+    if model is None:
+        return {spec.name: spec.cases for spec in specs}
+    from tilewright.device import cpu_device
+    from tilewright.model.layers import model_problems
+    from tilewright.tiles.tile import Problem
+    from tilewright.tune.verify import problems_to_cases
+
+    loaded, _ = load_model(model, activations="float")
+    arch = cpu_device().arch
+    problems = [
+        Problem(p.op, arch, "float32", p.type, path, 1, p.N, p.K, p.group)
+        for path in ("float", "int8")
+        for p in model_problems(loaded)
+    ]
+    found = problems_to_cases(problems)
+    return {spec.name: found[spec.name] for spec in specs if spec.name in found}
+
+
+def _chosen(
+    cases: Mapping[str, Sequence[Case]], text: str | None, activations: str
+) -> dict[str, list[Case]]:
+    chosen = {
+        op: [
+            case
+            for case in of_op
+            if (text is None or text in case.id) and activations in ("all", case.activations)
+        ]
+        for op, of_op in cases.items()
+    }
+    chosen = {op: some for op, some in chosen.items() if some}
+    if not chosen:
+        raise click.UsageError(
+            "no case is left; loosen --op, --case or --activations (case ids look like "
+            "Q4_1-M17-N97-K576-fp16)"
+        )
+    return chosen
+
+
+def _verify(cases: Mapping[str, Sequence[Case]], seed: int) -> VerifyReport:
+    from tilewright.ops.catalog import find_spec
+    from tilewright.tune.verify import VerifyReport, VerifyRow, verify_op
+
+    total = sum(map(len, cases.values()))
+    reports: list[VerifyReport] = []
+    done = 0
+
+    with progress_bar("verify", total) as move:
+
+        def on_case(row: VerifyRow, _ran: int, _planned: int) -> None:
+            nonlocal done
+            done += 1
+            move(done, total, row.label)
+
+        for op, some in cases.items():
+            reports.append(verify_op(find_spec(op), seed=seed, cases=some, on_case=on_case))
+            if not reports[-1].complete:
+                break
+    return VerifyReport.join(reports)
+
+
+def _controls(cases: Mapping[str, Sequence[Case]], seed: int) -> list[Control]:
+    from tilewright.ops.catalog import find_spec
+    from tilewright.tune.verify import negative_controls
+
+    controls: list[Control] = []
+    with status("negative controls: corrupting weights and results"):
+        for op in cases:
+            controls += negative_controls(find_spec(op), seed=seed)
+    return controls
