@@ -85,6 +85,7 @@ class ScriptedModel:
             max_position_embeddings=context, vocab_size=VOCAB, eos_token_id=None
         )
         self.config.get_text_config = lambda: self.config
+        self.dtype = torch.float32
         self.tilewright_info = SimpleNamespace(file_bytes=2048)
 
     def tilewright_decoder(self) -> ScriptedDecoder:

@@ -11,6 +11,9 @@ from click.testing import CliRunner, Result
 
 from fakes import ByteTokenizer, ScriptedModel
 from tilewright.cli.main import cli
+from tilewright.model.layers import ModelProblem
+from tilewright.ops.contract import Inputs
+from tilewright.ops.mmq import spec as mmq_spec
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def bench(model: ScriptedModel, tmp_path: Path) -> Any:
     path.write_bytes(bytes(2048))
 
     def invoke(*arguments: str) -> Result:
-        result = CliRunner().invoke(cli, ["bench", str(path), *arguments])
+        result = CliRunner().invoke(cli, ["bench", str(path), "--no-verify", *arguments])
         assert result.exit_code == 0, result.output
         return result
 
@@ -93,7 +96,45 @@ def test_warm_up_can_be_left_out(bench: Any, model: ScriptedModel) -> None:
     assert [call[0] for call in model.calls] == ["reset", "prefill"] * 2
 
 
+@pytest.fixture
+def product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the scripted model one packed product."""
+    problem = ModelProblem("lm_head", "Q4_1", 33, 64, 0, 1)
+    monkeypatch.setattr("tilewright.model.check.model_problems", lambda model: [problem])
+
+
+@pytest.mark.usefixtures("model", "product")
+def test_speeds_come_with_their_verdict(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"")
+    arguments = ["bench", str(tmp_path / "m.gguf"), "-p", "8", "-n", "4", "-r", "1", "-o", "json"]
+    whole = json.loads(CliRunner().invoke(cli, arguments).stdout)
+    assert whole["provenance"]["verdict"] == "verified: 2/2 products of this model, M = 1, 8"
+    assert whole["notes"] == [whole["provenance"]["verdict"]]
+    whole = json.loads(CliRunner().invoke(cli, [*arguments, "--no-verify"]).stdout)
+    assert whole["notes"] == ["not verified (--no-verify)"]
+
+
+@pytest.mark.usefixtures("product")
+def test_a_wrong_product_is_never_timed(
+    model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = mmq_spec.SPEC
+
+    def run(inputs: Inputs, **options: Any) -> Any:
+        return real.run(inputs, **options) * 1.01
+
+    monkeypatch.setattr(mmq_spec, "SPEC", real.with_run(run))
+    (tmp_path / "m.gguf").write_bytes(b"")
+    result = CliRunner().invoke(cli, ["bench", str(tmp_path / "m.gguf"), "-p", "8"])
+    assert result.exit_code == 3
+    assert "nothing is timed\nFAILED MMQ Q4_1 Q4_1-M1-N33-K64-fp32" in result.stderr
+    assert result.stdout == ""
+    assert model.calls == []
+
+
 def test_a_test_beyond_the_context_is_an_error(bench: Any, tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["bench", str(tmp_path / "m.gguf"), "-p", "99999"])
+    result = CliRunner().invoke(
+        cli, ["bench", str(tmp_path / "m.gguf"), "-p", "99999", "--no-verify"]
+    )
     assert result.exit_code == 1
     assert "do not fit the model's context of 4096" in result.stderr

@@ -21,6 +21,9 @@ from tilewright.cli.common import (
     threads_option,
 )
 
+_MOST_ROWS = 512  # a longer prompt runs the same kernels
+_LARGE = 1 << 24  # values of an output matrix, which is only ever applied to one row
+
 
 class _Counts(click.ParamType):
     """One count or several with commas between: 512 or 128,512."""
@@ -95,6 +98,9 @@ class _Pair(_Counts):
     show_default=True,
     help="Samples of each test.",
 )
+@click.option(
+    "--no-verify", is_flag=True, help="Leave out the check of the model's products beforehand."
+)
 @click.option("--no-warmup", is_flag=True, help="Time the first pass too.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of ids and order.")
 @click.option(
@@ -114,6 +120,7 @@ def bench_command(
     pg: Sequence[tuple[int, int]],
     n_depth: Sequence[tuple[int, ...]],
     repetitions: int,
+    no_verify: bool,
     no_warmup: bool,
     seed: int,
     output: str,
@@ -122,8 +129,10 @@ def bench_command(
 ) -> None:
     """Time prompt processing (pp), token generation (tg) and both together.
 
-    Both phases are warmed up until they settle, repetitions of all tests are interleaved in
-    random order, and every sample is in the JSON with what is needed to repeat the run.
+    Before anything is timed, the model's own matrix products are verified at the sizes the tests
+    use; a wrong one ends the run with exit code 3. Both phases are warmed up until they settle,
+    repetitions of all tests are interleaved in random order, and every sample is in the JSON with
+    what is needed to repeat the run.
     """
     pairs = [(p, 0) for p in _flat(n_prompt) if p] + [(0, n) for n in _flat(n_gen) if n] + list(pg)
     if not pairs:
@@ -135,7 +144,10 @@ def bench_command(
 
     tests = [BenchTest(p, n, depth) for depth in _flat(n_depth) for p, n in pairs]
     loaded, tokenizer = load_model(model, activations=activations)
-    record = provenance(["tilewright", *sys.argv[1:]], threads=used)
+    verdict = "not verified (--no-verify)"
+    if not no_verify:
+        verdict = _verdict(loaded, activations, [p for p, _ in pairs], seed)
+    record = {**provenance(["tilewright", *sys.argv[1:]], threads=used), "verdict": verdict}
     with progress_bar("bench") as move:
         results = bench(
             loaded,
@@ -153,8 +165,37 @@ def bench_command(
         activations=activations,
         threads=used,
         provenance=record,
+        notes=[verdict],
     )
     show(table, output)
+
+
+def _verdict(model: Any, activations: str, prompts: Sequence[int], seed: int) -> str:
+    """Verify the model's products at the sizes to be timed; what the check said.
+
+    Raises:
+        GateError: one of them is wrong, so no speed may be reported.
+    """
+    from tilewright.errors import GateError
+    from tilewright.model.check import model_cases, verify_cases
+    from tilewright.report.verify import failure_line
+
+    sizes = sorted({1, *(min(p, _MOST_ROWS) for p in prompts if p)})
+    cases = {
+        op: [c for c in some if c.M == 1 or c.N * c.K <= _LARGE]
+        for op, some in model_cases(model, paths=[activations], batches=sizes).items()
+    }
+    with progress_bar("verify") as move:
+        report = verify_cases(
+            cases, seed=seed, on_case=lambda row, done, total: move(done, total, row.label)
+        )
+    if report.failures:
+        lines = "\n".join(failure_line(row) for row in report.failures)
+        raise GateError(f"the model's products are not right, so nothing is timed\n{lines}")
+    if not report.complete:
+        raise KeyboardInterrupt
+    rows = ", ".join(map(str, sizes))
+    return f"verified: {len(report.rows)}/{len(report.rows)} products of this model, M = {rows}"
 
 
 def _flat(groups: Sequence[tuple[int, ...]]) -> list[int]:

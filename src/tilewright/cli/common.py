@@ -122,11 +122,13 @@ def set_threads(threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-def load_model(model: Path | str, *, activations: str) -> tuple[Any, Any]:
-    """`tilewright.load` with a line on the terminal while it runs; the tokenizer is there.
+def load_model(
+    model: Path | str, *, activations: str, needs_tokenizer: bool = True
+) -> tuple[Any, Any]:
+    """`tilewright.load` with a line on the terminal while it runs.
 
     Raises:
-        UnsupportedError: the checkpoint has no tokenizer.
+        UnsupportedError: the checkpoint has no tokenizer and the verb needs one.
     """
     from tilewright.errors import UnsupportedError
 
@@ -134,7 +136,7 @@ def load_model(model: Path | str, *, activations: str) -> tuple[Any, Any]:
         from tilewright.model.load import load
 
         loaded, tokenizer = load(model, activations=activations)
-    if tokenizer is None:
+    if tokenizer is None and needs_tokenizer:
         raise UnsupportedError(
             f"{model}: the checkpoint has no tokenizer; add its tokenizer files and run it again"
         )

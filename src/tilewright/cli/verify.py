@@ -109,19 +109,10 @@ def _cases(ops: Sequence[str], model: Path | str | None) -> dict[str, tuple[Case
     specs = [find_spec(name) for name in dict.fromkeys(ops or SPECS)]
     if model is None:
         return {spec.name: spec.cases for spec in specs}
-    from tilewright.device import cpu_device
-    from tilewright.model.layers import model_problems
-    from tilewright.tiles.tile import Problem
-    from tilewright.tune.verify import problems_to_cases
+    from tilewright.model.check import model_cases
 
-    loaded, _ = load_model(model, activations="float")
-    arch = cpu_device().arch
-    problems = [
-        Problem(p.op, arch, "float32", p.type, path, 1, p.N, p.K, p.group)
-        for path in ("float", "int8")
-        for p in model_problems(loaded)
-    ]
-    found = problems_to_cases(problems)
+    loaded, _ = load_model(model, activations="float", needs_tokenizer=False)
+    found = model_cases(loaded)
     return {spec.name: found[spec.name] for spec in specs if spec.name in found}
 
 
@@ -146,25 +137,12 @@ def _chosen(
 
 
 def _verify(cases: Mapping[str, Sequence[Case]], seed: int) -> VerifyReport:
-    from tilewright.ops.catalog import find_spec
-    from tilewright.tune.verify import VerifyReport, VerifyRow, verify_op
+    from tilewright.model.check import verify_cases
 
-    total = sum(map(len, cases.values()))
-    reports: list[VerifyReport] = []
-    done = 0
-
-    with progress_bar("verify", total) as move:
-
-        def on_case(row: VerifyRow, _ran: int, _planned: int) -> None:
-            nonlocal done
-            done += 1
-            move(done, total, row.label)
-
-        for op, some in cases.items():
-            reports.append(verify_op(find_spec(op), seed=seed, cases=some, on_case=on_case))
-            if not reports[-1].complete:
-                break
-    return VerifyReport.join(reports)
+    with progress_bar("verify") as move:
+        return verify_cases(
+            cases, seed=seed, on_case=lambda row, done, total: move(done, total, row.label)
+        )
 
 
 def _controls(cases: Mapping[str, Sequence[Case]], seed: int) -> list[Control]:

@@ -1,8 +1,8 @@
 """Text from a causal language model: prefill, then one token at a time.
 
-`decoder_for` is the one place that chooses how a model is stepped: the model's own fused
-decoder where it has one (`model.tilewright_decoder`), otherwise transformers' forward with a
-key-value cache. `generate`, `bench` and `perplexity` all run on what it returns.
+`decoder_for` is the one place that chooses how a model is stepped: the fused step where there is
+one for it, otherwise transformers' forward with a key-value cache. `generate` and `bench` run on
+what it returns.
 """
 
 from __future__ import annotations
@@ -88,13 +88,22 @@ class TransformersDecoder:
 
 
 def decoder_for(model: Any) -> Decoder:
-    """The decoder that runs `model`: its own if it brings one, else `TransformersDecoder`.
+    """The fastest decoder that runs `model`.
 
-    A model brings one by an attribute `tilewright_decoder`: a function without arguments that
-    returns a fresh `Decoder`.
+    In this order: what the model brings as `tilewright_decoder` (a function without arguments
+    that returns a fresh `Decoder`); the fused step, for a model from `tilewright.load` of a family
+    that has one; `TransformersDecoder`.
     """
     own = getattr(model, "tilewright_decoder", None)
-    return TransformersDecoder(model) if own is None else own()
+    if own is not None:
+        decoder: Decoder = own()
+        return decoder
+    if hasattr(model, "tilewright_info"):
+        from tilewright.model.decode import FusedDecoder, why_not_fused
+
+        if why_not_fused(model) is None:
+            return FusedDecoder(model)
+    return TransformersDecoder(model)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""Verify a loaded model's own products: their shapes, types and activation path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilewright.device import cpu_device
+from tilewright.model.layers import model_problems
+from tilewright.ops.catalog import find_spec
+from tilewright.ops.contract import Case
+from tilewright.tiles.tile import Problem
+from tilewright.tune.verify import (
+    MODEL_BATCHES,
+    VerifyReport,
+    VerifyRow,
+    problems_to_cases,
+    verify_op,
+)
+
+__all__ = ["model_cases", "verify_cases"]
+
+_ACT_DTYPES = {"torch.float32": "float32", "torch.float16": "float16", "torch.bfloat16": "bfloat16"}
+
+
+def model_cases(
+    model: Any,
+    *,
+    paths: Sequence[str] = ("float", "int8"),
+    batches: Sequence[int] = MODEL_BATCHES,
+) -> dict[str, tuple[Case, ...]]:
+    """Cases by op for every distinct packed product of a model from `tilewright.load`.
+
+    Args:
+        model: the model; the dtype it computes in is that of the cases.
+        paths: activation paths, "float" and "int8".
+        batches: rows of x.
+
+    Raises:
+        UnsupportedError: the model has no product that runs packed.
+    """
+    arch, dtype = cpu_device().arch, _ACT_DTYPES[str(model.dtype)]
+    return problems_to_cases(
+        [
+            Problem(p.op, arch, dtype, p.type, path, 1, p.N, p.K, p.group)
+            for path in paths
+            for p in model_problems(model)
+        ],
+        batches,
+    )
+
+
+def verify_cases(
+    cases: Mapping[str, Sequence[Case]],
+    *,
+    seed: int = 0,
+    on_case: Callable[[VerifyRow, int, int], None] | None = None,
+) -> VerifyReport:
+    """Run cases of several ops as one report; Ctrl-C ends it and marks it incomplete.
+
+    Args:
+        cases: op name -> its cases.
+        seed: draws the operands.
+        on_case: called after each row with the row, rows run, and rows in all.
+    """
+    total = sum(len(some) for some in cases.values())
+    reports: list[VerifyReport] = []
+    done = 0
+
+    def count(row: VerifyRow, _ran: int, _planned: int) -> None:
+        nonlocal done
+        done += 1
+        if on_case is not None:
+            on_case(row, done, total)
+
+    for op, some in cases.items():
+        reports.append(verify_op(find_spec(op), seed=seed, cases=some, on_case=count))
+        if not reports[-1].complete:
+            break
+    joined = VerifyReport.join(reports)
+    return VerifyReport(joined.rows, joined.seed, joined.complete, planned=total)
