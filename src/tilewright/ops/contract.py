@@ -35,6 +35,7 @@ import numpy.typing as npt
 import torch
 
 from tilewright.ops.check import ErrorModel
+from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem
 
 __all__ = [
@@ -188,7 +189,7 @@ class OpSpec:
         flops: floating-point operations of a Problem, an fma counted as two.
         bytes: bytes a Problem must move at least: packed weight, x, y.
         corruptions: negative controls by name.
-        space: () -> the op's tile space, its planted wrong tiles included; None if it has none.
+        space: () -> the op's tile space; None if it has none.
         deterministic: two runs with one tile and thread count agree bit for bit.
     """
 
@@ -204,7 +205,7 @@ class OpSpec:
     flops: Callable[[Problem], float]
     bytes: Callable[[Problem], float]
     corruptions: Mapping[str, Corruption]
-    space: Callable[[], Any] | None = None
+    space: Callable[[], TileSpace] | None = None
     deterministic: bool = True
     _by_id: dict[str, Case] = field(init=False, repr=False)
 

@@ -40,7 +40,8 @@ __all__ = [
 MODEL_BATCHES = (1, 5, 16, 17, 63)
 """Rows of x at which a model's own shapes are verified."""
 
-_LARGE_WEIGHT = 1 << 26  # values of W beyond which a model's shape is verified at fewer batches
+_LARGE_WEIGHT = 1 << 26  # values of W beyond which only batches up to _LARGE_BATCH are run
+_LARGE_BATCH = 17
 _ZEROED = 0.0005
 
 
@@ -195,7 +196,7 @@ def verify_op(
     *,
     seed: int = 0,
     cases: Iterable[Case] | None = None,
-    tiles: Sequence[Tile] | None = None,
+    tiles: Sequence[Tile] | Callable[[Case], Sequence[Tile]] | None = None,
     threads: int | None = None,
     on_case: Callable[[VerifyRow, int, int], None] | None = None,
 ) -> VerifyReport:
@@ -205,7 +206,8 @@ def verify_op(
         spec: the op.
         seed: draws the operands; a failed row is reproduced by its case id and seed.
         cases: which; None for all of the spec's own.
-        tiles: run every case with each of them; None lets the op choose, as its users do.
+        tiles: run every case with each of them; a function gives the tiles of each case (not
+            every tile is legal for every case); None lets the op choose, as its users do.
         threads: for the op; None for its default.
         on_case: called after each row with the row, how many have run, and how many there are.
 
@@ -214,11 +216,11 @@ def verify_op(
         gives the report of what ran, marked incomplete.
     """
     chosen = tuple(spec.cases if cases is None else cases)
-    runs: tuple[Tile | None, ...] = (None,) if tiles is None else tuple(tiles)
-    planned = len(chosen) * len(runs)
+    runs = [(case, _tiles_of(case, tiles)) for case in chosen]
+    planned = sum(len(some) for _, some in runs)
     rows: list[VerifyRow] = []
     try:
-        for row in _rows(spec, chosen, runs, seed, threads):
+        for row in _rows(spec, runs, seed, threads):
             rows.append(row)
             if on_case is not None:
                 on_case(row, len(rows), planned)
@@ -227,14 +229,21 @@ def verify_op(
     return VerifyReport(tuple(rows), seed, planned=planned)
 
 
+def _tiles_of(
+    case: Case, tiles: Sequence[Tile] | Callable[[Case], Sequence[Tile]] | None
+) -> tuple[Tile | None, ...]:
+    if tiles is None:
+        return (None,)
+    return tuple(tiles(case) if callable(tiles) else tiles)
+
+
 def _rows(
     spec: OpSpec,
-    cases: Sequence[Case],
-    tiles: Sequence[Tile | None],
+    runs: Iterable[tuple[Case, Sequence[Tile | None]]],
     seed: int,
     threads: int | None,
 ) -> Iterator[VerifyRow]:
-    for case in cases:
+    for case, tiles in runs:
         start = time.perf_counter()
         prepared: _Prepared | None = None
         broken = ""
@@ -316,8 +325,8 @@ def problems_to_cases(
     """Cases from a model's own products, by op: its N, K, types and groups; M from `batches`.
 
     Equal shapes are verified once. Weights are drawn at random: what is verified is the shape and
-    the type. A weight of more than 2^26 values (a large vocabulary) keeps the first, second and
-    last batch, so that the whole stays within a minute or so.
+    the type. A weight of more than 2^26 values (a large vocabulary) runs at batches up to 17, which
+    bounds time and memory.
 
     Raises:
         ValueError: a problem names a dtype or an activation path that a case does not know.
@@ -325,8 +334,8 @@ def problems_to_cases(
     """
     found: dict[str, dict[str, Case]] = {}
     for problem in problems:
-        large = problem.N * problem.K > _LARGE_WEIGHT and len(batches) > 3
-        for m in (*batches[:2], batches[-1]) if large else batches:
+        large = problem.N * problem.K > _LARGE_WEIGHT
+        for m in (m for m in batches if m <= _LARGE_BATCH or not large):
             case = Case(
                 problem.op, problem.weight_type, problem.act_dtype, m, problem.N, problem.K,
                 problem.group if problem.op == "w4a16" else 0, problem.activations,

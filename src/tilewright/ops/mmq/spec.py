@@ -27,6 +27,7 @@ from tilewright.ops.contract import (
     rng_for,
 )
 from tilewright.ops.mmq.reference import BlockSource, mmq_reference, mmq_rows
+from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem
 
 __all__ = ["SPEC"]
@@ -163,7 +164,7 @@ def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
     x = inputs.x64()
     variance = activation_variance(x) if inputs.case.activations == "int8" else None
     sigma = product_sigma(x, mmq_rows(inputs.source), bias=inputs.bias64(), x_variance=variance)
-    return ErrorModel(sigma.reshape(ref.shape), inputs.case.dtype)
+    return ErrorModel(sigma.reshape(ref.shape), inputs.case.dtype, variance is None)
 
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
@@ -173,6 +174,12 @@ def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.
         inputs.x, inputs.weight, inputs.bias,
         activations=inputs.case.activations, tile=tile, threads=threads,
     )  # fmt: skip
+
+
+def _space() -> TileSpace:
+    from tilewright.ops.mmq.space import CPU_SPACE
+
+    return CPU_SPACE
 
 
 def _flops(problem: Problem) -> float:
@@ -291,4 +298,5 @@ SPEC = OpSpec(
         "wrong scale": _wrong_scale,
         "swapped minimum": _swapped_minimum,
     },
+    space=_space,
 )

@@ -26,6 +26,7 @@ from tilewright.ops.contract import (
     draw_bias,
     rng_for,
 )
+from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
 from tilewright.tiles.tile import Problem
 
@@ -130,7 +131,7 @@ def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
     x = _ordered_x(inputs)
     variance = activation_variance(x) if inputs.case.activations == "int8" else None
     sigma = product_sigma(x, w4a16_rows(inputs.source), bias=inputs.bias64(), x_variance=variance)
-    return ErrorModel(sigma.reshape(ref.shape), inputs.case.dtype)
+    return ErrorModel(sigma.reshape(ref.shape), inputs.case.dtype, variance is None)
 
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
@@ -140,6 +141,12 @@ def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.
         inputs.x, inputs.weight, inputs.bias,
         activations=inputs.case.activations, tile=tile, threads=threads,
     )  # fmt: skip
+
+
+def _space() -> TileSpace:
+    from tilewright.ops.w4a16.space import CPU_SPACE
+
+    return CPU_SPACE
 
 
 def _flops(problem: Problem) -> float:
@@ -225,4 +232,5 @@ SPEC = OpSpec(
         "wrong scale": _wrong_scale,
         "swapped zero point": _swapped_zero,
     },
+    space=_space,
 )
