@@ -122,9 +122,9 @@ def _panel(args, thread, threads):  # type: ignore[no-untyped-def]
                 xi = x + i * x_stride + 128 * j0
                 out = y + i * y_stride + 4 * n0
                 if columns == width and i + MR <= m_rows:
-                    tile_f32(MR, NV, xi, x_stride, panel, 32 * some, out, y_stride, add_to)
+                    tile_f32(MR, NV, xi, x_stride, panel, 64 * NV, 32 * some, out, y_stride, add_to)
                 else:
-                    tile_f32(MR, NV, xi, x_stride, panel, 32 * some, edge, 4 * width, 0)
+                    tile_f32(MR, NV, xi, x_stride, panel, 64 * NV, 32 * some, edge, 4 * width, 0)
                     _copy_tile(edge, min(MR, m_rows - i), columns, width, out, y_stride, add_to)
                 i += MR
             add_to = 1

@@ -4,7 +4,7 @@ Both compute an MR x (16 NV) tile of C for rows of x and one weight panel, with 
 a register. MR, NV and the traits of the weight type are compile-time integers, so each tile is its
 own straight-line loop; that is what Numba's Python subset cannot express.
 
-``tile_f32``: panel b is float32 [K, 16 NV].
+``tile_f32``: b is float32 [K, 16 NV], its rows `ldb` bytes apart.
 
     for k:  b_v = b[k, 16v : 16v+16];   acc[i, v] += x[i, k] * b_v
 
@@ -107,7 +107,7 @@ def _literals(*values: Any) -> bool:
 
 
 @intrinsic(prefer_literal=True)
-def tile_f32(typingctx: Any, mr: Any, nv: Any, x: Any, ldx: Any, b: Any, k: Any, c: Any,
+def tile_f32(typingctx: Any, mr: Any, nv: Any, x: Any, ldx: Any, b: Any, ldb: Any, k: Any, c: Any,
              ldc: Any, accumulate: Any) -> Any:  # fmt: skip
     """C tile from float32 x rows and a float32 panel; k is a multiple of 4, strides in bytes."""
     if not _literals(mr, nv):
@@ -115,15 +115,16 @@ def tile_f32(typingctx: Any, mr: Any, nv: Any, x: Any, ldx: Any, b: Any, k: Any,
     m, n = mr.literal_value, nv.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, _, x, ldx, b, k, c, ldc, accumulate = args
+        _, _, x, ldx, b, ldb, k, c, ldc, accumulate = args
         rows = _rows(builder, x, ldx, m)
         steps = builder.ashr(k, _I64(2))
         loop = _Loop(builder, steps, [_const(_V, 0.0)] * (m * n))
         acc = list(loop.values)
         a_at = builder.mul(loop.index, _I64(4 * _UNROLL))
-        b_at = builder.add(b, builder.mul(loop.index, _I64(64 * n * _UNROLL)))
+        step = builder.mul(builder.mul(loop.index, _I64(_UNROLL)), ldb)
+        b_rows = _rows(builder, builder.add(b, step), ldb, _UNROLL)
         for u in range(_UNROLL):
-            panel = [_load(builder, _offset(builder, b_at, 64 * (u * n + v)), _V) for v in range(n)]
+            panel = [_load(builder, _offset(builder, b_rows[u], 64 * v), _V) for v in range(n)]
             for i in range(m):
                 at = _offset(builder, builder.add(rows[i], a_at), 4 * u)
                 xi = _splat(builder, _load(builder, at, ir.FloatType()), 16)
@@ -133,7 +134,7 @@ def tile_f32(typingctx: Any, mr: Any, nv: Any, x: Any, ldx: Any, b: Any, k: Any,
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(mr, nv, i64, i64, i64, i64, i64, i64, i64), codegen
+    return types.void(mr, nv, i64, i64, i64, i64, i64, i64, i64, i64), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -213,17 +213,17 @@ class _OpenMP:
 
     @staticmethod
     def _find() -> ctypes.CDLL | None:
-        import torch  # loads its OpenMP runtime
+        """A handle whose symbols resolve to torch's own runtime.
 
-        del torch
-        try:
-            maps = Path("/proc/self/maps").read_text()
-        except OSError:
-            return None
-        for line in maps.splitlines():
-            path = line.split(maxsplit=5)[-1]
-            if any(word in Path(path).name for word in ("libgomp", "libomp", "libiomp")):
-                return ctypes.CDLL(path)
+        A process may hold several OpenMP runtimes (other packages bring theirs); looking symbols
+        up through libtorch_cpu finds the one that torch links.
+        """
+        import torch
+
+        folder = Path(torch.__file__).parent / "lib"
+        for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+            if (folder / name).exists():
+                return ctypes.CDLL(str(folder / name))
         return None
 
 

@@ -16,39 +16,54 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
 from numba.core import types
 from numba.core.extending import intrinsic, models, register_model
 
 __all__ = [
     "CPU_FEATURES",
+    "absolute",
     "add",
     "band",
     "bits16",
     "bor",
     "bxor",
+    "call_int",
     "call_kernel",
+    "call_void",
+    "const_i8x16",
+    "div",
     "dot4",
+    "exp",
+    "f32_from_bits",
+    "flip_sign",
     "fma",
+    "fmax",
     "has_avx512",
     "has_vnni",
     "load_f16",
     "load_f32",
     "load_f32x16",
-    "load_i8x16",
     "load_i32x16",
     "load_i64",
+    "load_i8",
+    "load_i8x16",
     "load_u16",
     "load_u32",
     "load_u8",
     "lookup16",
+    "max_f32",
     "mul",
+    "round_i8",
+    "shl_u8",
     "shr_u8",
     "splat_f32",
-    "splat_i8",
     "splat_i32",
+    "splat_i8",
     "store_f32",
     "store_f32x16",
+    "store_i32",
     "store_i32x16",
     "store_i8x16",
     "store_u8",
@@ -56,6 +71,7 @@ __all__ = [
     "sum_f32",
     "sum_i8",
     "to_f32",
+    "transpose16",
     "transpose4",
     "zeros_f32",
 ]
@@ -133,6 +149,8 @@ def _store(builder: Any, address: Any, value: Any) -> Any:
 
 
 def _const(vec: ir.VectorType, value: float) -> ir.Constant:
+    if isinstance(vec.element, ir.FloatType):
+        value = float(np.float32(value))  # LLVM refuses constants that float32 cannot hold
     return ir.Constant(vec, [value] * vec.count)
 
 
@@ -597,6 +615,48 @@ def round_i8(typingctx: Any, a: Any) -> Any:
         return builder.trunc(whole, i8x16.llvm)
 
     return i8x16(f32x16), codegen
+
+
+@intrinsic
+def exp(typingctx: Any, a: Any) -> Any:
+    """e^a for each lane; 0 below -87.3, and the error stays within 2 units of the last place.
+
+    a = n ln2 + r with |r| <= ln2 / 2 (ln2 in two pieces, after Cody and Waite); e^r by its Taylor
+    polynomial of degree 7, whose remainder at ln2 / 2 is below 1e-8; 2^n from the exponent bits.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vec = f32x16.llvm
+        low, high = _const(vec, -87.33654022216797), _const(vec, 88.0)
+        x = builder.select(builder.fcmp_ordered("<", args[0], high), args[0], high)
+        tiny = builder.fcmp_unordered("<", x, low)
+        clamped = builder.select(tiny, low, x)
+        n = _call(
+            builder, "llvm.rint.v16f32", vec, builder.fmul(clamped, _const(vec, 1.4426950216293335))
+        )
+        r = _fma(builder, n, _const(vec, -0.693145751953125), clamped)
+        r = _fma(builder, n, _const(vec, -1.4286068202862268e-06), r)
+        total = _const(vec, 1.0 / 5040)
+        for factorial in (720, 120, 24, 6, 2, 1, 1):
+            total = _fma(builder, total, r, _const(vec, 1.0 / factorial))
+        whole = builder.add(builder.fptosi(n, i32x16.llvm), _const(i32x16.llvm, 127))
+        power = builder.bitcast(builder.shl(whole, _const(i32x16.llvm, 23)), vec)
+        result = builder.fmul(total, power)
+        nan = builder.fcmp_unordered("uno", args[0], args[0])
+        result = builder.select(tiny, _const(vec, 0.0), result)
+        return builder.select(nan, args[0], result)
+
+    return f32x16(f32x16), codegen
+
+
+@intrinsic
+def div(typingctx: Any, a: Any, b: Any) -> Any:
+    """a / b, lane by lane, correctly rounded."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.fdiv(*args)
+
+    return f32x16(f32x16, f32x16), codegen
 
 
 @intrinsic
