@@ -17,7 +17,7 @@ import torch
 
 from formats import w4_files
 
-VOCABULARY, HIDDEN, FEED_FORWARD = 96, 128, 256
+VOCABULARY, HIDDEN, FEED_FORWARD, LAYERS = 96, 128, 256, 2
 GROUP = 32
 FORMATS = (
     "none",
@@ -38,7 +38,7 @@ def plain_model(architecture: str, *, tied: bool = True, seed: int = 0) -> Any:
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": FEED_FORWARD,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,

@@ -120,8 +120,11 @@ MEASURE = """
 import json, sys, time
 import torch, transformers, transformers.models.{module}
 import tilewright.ops.mmq.op
-from tilewright.model import config_map, fill, gguf_source, load, tokenizer
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+import tilewright.ops.w4a16.op
+from tilewright.formats import checkpoint
+from tilewright.model import checkpoint_source, config_map, fill, gguf_source, load, tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import PreTrainedTokenizerFast
 
 def peak():
     with open("/proc/self/status") as status:
@@ -160,6 +163,23 @@ def test_time_and_peak_memory(
     measured = _measure(file, module)
     assert measured["seconds"] <= seconds
     assert measured["bytes"] <= 2 * file.stat().st_size
+
+
+def test_peak_memory_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 4-bit folder of 58 MB: its mapped file does not count beside what was made from it."""
+    from model import checkpoint_models
+
+    for name, value in {
+        "VOCABULARY": 4096,
+        "HIDDEN": 512,
+        "FEED_FORWARD": 2048,
+        "LAYERS": 32,
+    }.items():
+        monkeypatch.setattr(checkpoint_models, name, value)
+    plain = checkpoint_models.plain_model("llama")
+    checkpoint_models.write_checkpoint(tmp_path, plain, "gptq-sym")
+    measured = _measure(tmp_path, "llama.modeling_llama")
+    assert measured["bytes"] <= 2 * (tmp_path / "model.safetensors").stat().st_size
 
 
 def test_gemma_stays_packed(gemma_file: Path) -> None:
