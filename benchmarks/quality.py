@@ -3,6 +3,7 @@
 The reference is the same checkpoint dequantized to float32 in plain transformers. Greedy ids of
 each prompt are identical to the reference's, or the first difference is stated with the distance
 of the reference's two best logits there. Perplexity is counted as llama-perplexity counts it.
+Exit code 3: other ids in the weight-only path, or a perplexity off by more than it may be.
 
     python benchmarks/quality.py model.gguf --prompts prompts.json --text wikitext2-test.txt \\
         --llama-perplexity path/to/llama-perplexity
@@ -34,6 +35,10 @@ from tilewright.model.evaluate import perplexity, text_ids
 from tilewright.model.generate import decoder_for
 
 ENGINES = ("transformers", "float", "int8")
+# Largest relative deviation of the perplexity: of the weight-only path from float32, and of the
+# 8-bit-activation path from llama.cpp, which quantizes activations alike.
+FLOAT_LIMIT = 0.002
+INT8_LIMIT = 0.005
 
 
 def main() -> int:
@@ -47,7 +52,9 @@ def main() -> int:
     path = record.write(result, f"quality-{record.slug(args.model)}", args.results)
     print(render.quality_table(result))
     print(f"\nwrote {path}", file=sys.stderr)
-    return 0
+    for fault in result["faults"]:
+        print(f"fault: {fault}", file=sys.stderr)
+    return 3 if result["faults"] else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -127,7 +134,30 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "reference": [asdict(text) for text in texts["transformers"]],
         "greedy": compared,
         "perplexity": scores,
+        "faults": faults(compared, scores),
     }
+
+
+def faults(
+    compared: dict[str, list[dict[str, Any]]], scores: dict[str, dict[str, Any]]
+) -> list[str]:
+    """What breaks a promise: other greedy ids than float32's in the weight-only path, or a
+    perplexity too far from that of the engine it should match."""
+    found = [
+        f"float: prompt {index} parts from the reference at token {row['first_difference']}"
+        for index, row in enumerate(compared["float"])
+        if not row["identical"]
+    ]
+    for engine, right, limit in (
+        ("float", "transformers", FLOAT_LIMIT),
+        ("int8", "llama.cpp", INT8_LIMIT),
+    ):
+        if right not in scores:
+            continue
+        deviation = scores[engine]["value"] / scores[right]["value"] - 1
+        if not abs(deviation) <= limit:
+            found.append(f"{engine}: perplexity is {deviation:+.2%} off {right}, limit {limit:.1%}")
+    return found
 
 
 def _prompts(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:

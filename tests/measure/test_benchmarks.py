@@ -206,6 +206,27 @@ def test_greedy_texts_part_where_they_first_differ(script: Any) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("identical", "values", "expected"),
+    [
+        (True, {"float": 20.03, "int8": 20.3, "llama.cpp": 20.25}, []),
+        (True, {"float": 20.05, "int8": 20.3}, ["float: perplexity is +0.25% off transformers"]),
+        (True, {"float": 20, "int8": 20, "llama.cpp": 20.2}, ["int8: perplexity is -0.99% off"]),
+        (True, {"float": float("nan"), "int8": 20}, ["float: perplexity is +nan% off"]),
+        (False, {"float": 20, "int8": 20}, ["float: prompt 0 parts from the reference at token 3"]),
+    ],
+    ids=["none", "float", "int8", "nan", "greedy"],
+)
+def test_quality_faults(
+    script: Any, identical: bool, values: dict[str, float], expected: list[str]
+) -> None:
+    greedy = {"float": [{"identical": identical, "first_difference": 3}]}
+    scores = {k: {"value": v} for k, v in {"transformers": 20.0, **values}.items()}
+    found = script("quality").faults(greedy, scores)
+    assert len(found) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
+
+
 def test_llama_bench_is_asked_for_one_repetition(script: Any, tmp_path: Path) -> None:
     body = "print(json.dumps([{'samples_ns': [5], 'argv': sys.argv[1:]}]))"
     binary = program(tmp_path / "llama-bench", body)
