@@ -50,12 +50,10 @@ def _last_level_cache() -> int:
 
 
 def _cpu_arch() -> str:
-    from llvmlite import binding
+    from numba.core.registry import cpu_target
 
-    try:
-        features = {k for k, on in binding.get_host_cpu_features().items() if on}
-    except RuntimeError:
-        features = set()
+    flags = cpu_target.target_context.codegen().magic_tuple()[2]
+    features = {flag[1:] for flag in flags.split(",") if flag.startswith("+")}
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         if {"avx512f", "avx512bw", "avx512vl"} <= features:

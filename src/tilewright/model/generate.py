@@ -88,22 +88,20 @@ class TransformersDecoder:
 
 
 def decoder_for(model: Any) -> Decoder:
-    """The fastest decoder that runs `model`.
+    """The decoder that runs `model`: captured programs where its family has them.
 
-    In this order: what the model brings as `tilewright_decoder` (a function without arguments
-    that returns a fresh `Decoder`); the fused step, for a model from `tilewright.load` of a family
-    that has one; `TransformersDecoder`.
+    A model may bring its own by an attribute `tilewright_decoder`: a function without arguments
+    that returns a fresh `Decoder`. Otherwise `tilewright.model.decode.FusedDecoder` serves the
+    models it supports, and `TransformersDecoder` every other.
     """
     own = getattr(model, "tilewright_decoder", None)
     if own is not None:
         decoder: Decoder = own()
         return decoder
-    if hasattr(model, "tilewright_info"):
-        from tilewright.model.decode import FusedDecoder, why_not_fused
+    from tilewright.model.decode import FusedDecoder
+    from tilewright.model.fuse import why_not_fused
 
-        if why_not_fused(model) is None:
-            return FusedDecoder(model)
-    return TransformersDecoder(model)
+    return TransformersDecoder(model) if why_not_fused(model) else FusedDecoder(model)
 
 
 @dataclass(frozen=True)

@@ -287,8 +287,8 @@ def _attend_rows(args, thread, threads):  # type: ignore[no-untyped-def]
         query = q + stride * i0 + 4 * head_dim * head
         keys = k_cache + 4 * (head_dim * capacity * h + begin)
         for t in range(0, length, 16 * _NV):
-            tile_f32(ATTEND_ROWS, _NV, query, stride, keys + 4 * t, 4 * capacity, head_dim, scores + 4 * t,
-                     4 * capacity, 0)  # fmt: skip
+            tile_f32(ATTEND_ROWS, _NV, query, stride, keys + 4 * t, 4 * capacity, head_dim,
+                     scores + 4 * t, 4 * capacity, 0)  # fmt: skip
         out = y + stride * i0 + 4 * head_dim * head
         values = v_cache + 4 * head_dim * (capacity * h + begin)
         for r in range(ATTEND_ROWS):

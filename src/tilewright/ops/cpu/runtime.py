@@ -25,14 +25,12 @@ import functools
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llvmlite import binding
 from numba.core import types
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
@@ -63,14 +61,8 @@ def _cache_folder() -> Path | None:
     from platformdirs import user_cache_dir
 
     root = os.environ.get("TILEWRIGHT_CACHE_DIR") or user_cache_dir("tilewright")
-    parts = [
-        kernel_hash(),
-        numba.__version__,
-        llvmlite.__version__,
-        sys.platform,
-        binding.get_host_cpu_name(),
-        ",".join(sorted(simd.CPU_FEATURES)),
-    ]
+    target = cpu_target.target_context.codegen().magic_tuple()
+    parts = [kernel_hash(), numba.__version__, llvmlite.__version__, *map(str, target)]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     folder = Path(root) / "kernels" / key
     try:

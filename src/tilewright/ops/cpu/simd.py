@@ -78,10 +78,11 @@ __all__ = [
 
 
 def _cpu_features() -> frozenset[str]:
-    try:
-        return frozenset(k for k, on in binding.get_host_cpu_features().items() if on)
-    except RuntimeError:  # LLVM cannot query every host
-        return frozenset()
+    """The features Numba compiles for: the host's, or what NUMBA_CPU_FEATURES says."""
+    from numba.core.registry import cpu_target
+
+    flags = cpu_target.target_context.codegen().magic_tuple()[2]
+    return frozenset(flag[1:] for flag in flags.split(",") if flag.startswith("+"))
 
 
 CPU_FEATURES = _cpu_features()
@@ -462,36 +463,46 @@ def dot4(builder: Any, acc: Any, unsigned: Any, signed: Any, small: bool) -> Any
         small: the caller promises abs(signed) <= 64, so that a pair of products fits int16
             (255 * 64 * 2 < 32768) and AVX2's saturating vpmaddubsw is exact.
     """
-    i8v, i32v = ir.VectorType(_I8, 64), ir.VectorType(_I32, 16)
+    i32v = ir.VectorType(_I32, 16)
     if has_vnni():
         name = "llvm.x86.avx512.vpdpbusd.512"
         if binding.llvm_version_info < (21,):
             cast = (builder.bitcast(unsigned, i32v), builder.bitcast(signed, i32v))
             return _call(builder, name, i32v, acc, *cast)
         return _call(builder, name, i32v, acc, unsigned, signed)
-    if _X86 and "avx2" in CPU_FEATURES and small:
-        ones = ir.Constant(ir.VectorType(_I16, 16), [1] * 16)
+    if _X86 and "avx2" in CPU_FEATURES:
         halves = []
         for start in (0, 32):
             index = list(range(start, start + 32))
-            pairs = _call(
-                builder,
-                "llvm.x86.avx2.pmadd.ub.sw",
-                ir.VectorType(_I16, 16),
-                _shuffle(builder, unsigned, unsigned, index),
-                _shuffle(builder, signed, signed, index),
-            )
-            quads = ir.VectorType(_I32, 8)
-            halves.append(_call(builder, "llvm.x86.avx2.pmadd.wd", quads, pairs, ones))
-        both = _shuffle(builder, halves[0], halves[1], list(range(16)))
-        return builder.add(acc, both)
-    wide = ir.VectorType(_I32, 64)
-    product = builder.mul(builder.zext(unsigned, wide), builder.sext(signed, wide))
-    total = acc
+            u = _shuffle(builder, unsigned, unsigned, index)
+            w = _shuffle(builder, signed, signed, index)
+            halves.append(_avx2_small(builder, u, w) if small else _avx2_wide(builder, u, w))
+        return builder.add(acc, _shuffle(builder, halves[0], halves[1], list(range(16))))
+    u, w = builder.bitcast(unsigned, i32v), builder.bitcast(signed, i32v)
     for j in range(4):
-        total = builder.add(total, _shuffle(builder, product, product, list(range(j, 64, 4))))
-    assert unsigned.type == i8v
-    return total
+        byte = builder.and_(builder.lshr(u, _const(i32v, 8 * j)), _const(i32v, 255))
+        code = builder.ashr(builder.shl(w, _const(i32v, 24 - 8 * j)), _const(i32v, 24))
+        acc = builder.add(acc, builder.mul(byte, code))
+    return acc
+
+
+def _avx2_small(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """<8 x i32> sums of four products of 32 bytes, where pairs of products fit int16."""
+    shorts = ir.VectorType(_I16, 16)
+    pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, unsigned, signed)
+    ones = _const(shorts, 1)
+    return _call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(_I32, 8), pairs, ones)
+
+
+def _avx2_wide(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """The same for any bytes: even and odd ones apart, as int16."""
+    shorts, quads = ir.VectorType(_I16, 16), ir.VectorType(_I32, 8)
+    u, w = builder.bitcast(unsigned, shorts), builder.bitcast(signed, shorts)
+    eight = _const(shorts, 8)
+    even = (builder.and_(u, _const(shorts, 255)), builder.ashr(builder.shl(w, eight), eight))
+    odd = (builder.lshr(u, eight), builder.ashr(w, eight))
+    name = "llvm.x86.avx2.pmadd.wd"
+    return builder.add(_call(builder, name, quads, *even), _call(builder, name, quads, *odd))
 
 
 @intrinsic
