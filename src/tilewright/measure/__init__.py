@@ -2,7 +2,7 @@
 
 from tilewright.measure.cache import CpuFlusher, GpuFlusher, last_level_cache_bytes
 from tilewright.measure.clock import Clock, CpuClock, EventClock, ReplayClock, ReportedClock
-from tilewright.measure.compare import Comparison, compare, compare_many
+from tilewright.measure.compare import Comparison, adjust_family, compare, compare_many
 from tilewright.measure.roofline import Ceiling, Work, check_roofline
 from tilewright.measure.sample import Block, SamplePlan
 from tilewright.measure.state import GpuState, MachineState, StateProbe
@@ -26,6 +26,7 @@ __all__ = [
     "StateProbe",
     "Verdict",
     "Work",
+    "adjust_family",
     "check_roofline",
     "compare",
     "compare_many",

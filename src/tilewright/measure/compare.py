@@ -7,8 +7,8 @@ Drift, slow wander and an order effect then fall on both arms alike. No sample i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tilewright.measure.state import StateProbe
 from tilewright.measure.stats import holm, sign_test
 from tilewright.measure.verdict import MIN_BLOCKS, Judgement, Verdict, judge
 
-__all__ = ["Comparison", "compare", "compare_many"]
+__all__ = ["Comparison", "adjust_family", "compare", "compare_many"]
 
 _CONTROL = "control"
 PostCheck = Callable[[], Any]
@@ -140,6 +140,7 @@ def compare_many(
     cache_bytes: int | None = None,
     flush: Callable[[], Any] | None = None,
     probe: StateProbe | None = None,
+    control: Launch | None = None,
     post_check: PostCheck | None = None,
     on_block: Callable[[Block], Any] | None = None,
     work: Work | None = None,
@@ -167,6 +168,8 @@ def compare_many(
         cache_bytes: size of the last-level cache; None asks the system.
         flush: empties the caches; None picks by the clock.
         probe: watches the machine's state; None watches the CPU, except on a replayed clock.
+        control: A once more by other means, such as a second process of the same code, so that
+            the control also shows what such a process differs by; None runs `baseline` itself.
         post_check: runs after the last block on the buffers that were timed. False, a reason as a
             string, or GateError makes every verdict VOID.
         on_block: called after each finished block.
@@ -188,8 +191,11 @@ def compare_many(
     if probe is None and clock.name != "replay":
         probe = StateProbe(gpu=clock.device_id if isinstance(clock, EventClock) else None)
 
-    warm_up({baseline_name: baseline, **candidates}, clock, budget_us=warm_up_us)
-    arms = {baseline_name: baseline, **candidates, _CONTROL: baseline}
+    arms = {baseline_name: baseline, **candidates}
+    if control is not None:
+        arms[_CONTROL] = control
+    warm_up(arms, clock, budget_us=warm_up_us)
+    arms.setdefault(_CONTROL, baseline)
     if plan is None:
         plan = plan_samples(arms, clock, flush=flush, sample_us=sample_us)
     rng = np.random.default_rng(seed)
@@ -240,6 +246,31 @@ def compare_many(
         )
         result[name] = Comparison(baseline_name, name, judgement, own, settings, interrupted)
     return result
+
+
+def adjust_family(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Judge comparisons of separate runs as one family: Holm's adjustment over their sign tests.
+
+    Args:
+        comparisons: each from `compare` or `compare_many`.
+
+    Returns:
+        The same in the order given, verdicts by the adjusted p. A VOID stays VOID.
+    """
+    family = holm([comparison.judgement.p for comparison in comparisons])
+    judged = []
+    for comparison, p in zip(comparisons, family, strict=True):
+        judgement, settings = comparison.judgement, comparison.settings
+        if judgement.verdict is Verdict.VOID:
+            judgement = replace(judgement, p_adjusted=p)
+        else:
+            a, b, control = (
+                comparison.samples_us(name) for name in (comparison.a, comparison.b, _CONTROL)
+            )
+            options = {k: settings[k] for k in ("alpha", "delta", "resamples", "seed")}
+            judgement = judge(a, b, control, p_adjusted=p, **options)
+        judged.append(replace(comparison, judgement=judgement))
+    return judged
 
 
 def _check_arguments(
