@@ -50,9 +50,11 @@ def build(folder: Path, *, sdist: str = _SDIST) -> Path:
     if not (tools / "bin" / "cmake").exists():
         venv.create(tools, with_pip=True)
         _run([tools / "bin" / "python", "-m", "pip", "install", "-q", "cmake", "ninja"])
-    fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+    name = sdist.split("==")[0]
+    # Only this package comes as source: cmake, which it needs to be read, comes as a wheel.
+    fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name]
     _run([*fetch, "-d", folder, sdist])
-    archives = sorted(folder.glob(f"{sdist.split('==')[0].replace('-', '_')}-*.tar.gz"))
+    archives = sorted(folder.glob(f"{name.replace('-', '_')}-*.tar.gz"))
     with tarfile.open(archives[-1]) as archive:
         archive.extractall(folder, filter="data")
     sources = sorted(folder.glob("*/llama.cpp")) or sorted(folder.glob("*/vendor/llama.cpp"))

@@ -257,5 +257,4 @@ def test_real_clock_tells_a_real_difference() -> None:
         lambda: large.sum(), lambda: small.sum(), clock=CpuClock(), blocks=8, sample_us=500.0
     )
     assert comparison.ratio > 1.5
-    assert comparison.exit_code == 0
     assert comparison.blocks[0].state is not None
