@@ -18,6 +18,7 @@ from torch import nn
 from tilewright.device import cpu_device
 from tilewright.layout.cpu import PART, PackedW4
 from tilewright.model.layers import QuantEmbedding, QuantLinear
+from tilewright.ops.choose import choose_tile
 from tilewright.ops.cpu.args import ARGS, arguments
 from tilewright.ops.cpu.decoder_kernels import (
     ATTEND_ROWS,
@@ -32,7 +33,10 @@ from tilewright.ops.cpu.rows import dot_kernel, quantize_kernel, rows_kernel, su
 from tilewright.ops.cpu.runtime import Kernel
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["ATTEND_ROWS", "Capture", "CapturedLayer", "why_not_fused"]
+__all__ = ["ATTEND_ROWS", "CAPTURED", "Capture", "CapturedLayer", "capture_tile", "why_not_fused"]
+
+CAPTURED = ("dot", "panel", "int8")
+"""Algorithms of packed products that a program can hold."""
 
 _M = ARGS.index("m")
 
@@ -260,7 +264,7 @@ class Capture:
             op, cpu_device().arch, "float32", module.weight_type, module.activations, self.rows,
             weight.N, weight.K, module.group,
         )  # fmt: skip
-        tile = capture_tile(problem)
+        tile = capture_tile(problem, self._threads)
         slots = {
             **weight.slots, "x": x.data_ptr(), "x_stride": 4 * x.stride(0), "y": y.data_ptr(),
             "y_stride": 4 * y.stride(0), "bias": bias, "accumulate": int(accumulate),
@@ -379,11 +383,15 @@ class Capture:
             self._norm(after, self._work["out"], hidden, add=True)
 
 
-def capture_tile(problem: Problem) -> Tile:
-    """The op's tile for `problem`; captured launches are our own kernels, never a library's."""
+def capture_tile(problem: Problem, threads: int | None = None) -> Tile:
+    """The op's tile for `problem` on `threads` threads; the space's default where the table's is a
+    library's, since captured launches are our own kernels.
+    """
     from tilewright.ops.cpu.space import cpu_space
 
-    return cpu_space(problem.op).default(problem)
+    space = cpu_space(problem.op)
+    tile = choose_tile(problem, space, units=threads).tile
+    return tile if tile.algorithm in CAPTURED else space.default(problem)
 
 
 def _eps(module: Any) -> float:

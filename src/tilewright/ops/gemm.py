@@ -8,6 +8,7 @@ import torch
 
 from tilewright.device import cpu_device
 from tilewright.errors import UnsupportedError
+from tilewright.ops.choose import choose_tile
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem, Tile
 
@@ -67,7 +68,7 @@ def gemm(
         weight.K, group,
     )  # fmt: skip
     if tile is None:
-        tile = space.default(problem)
+        tile = choose_tile(problem, space, units=threads).tile
     else:
         space.check(tile, problem)
     if threads is not None:

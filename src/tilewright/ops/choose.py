@@ -1,0 +1,70 @@
+"""The one way from a problem to its tile, and what identifies the code that would run it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from importlib import metadata
+from pathlib import Path
+
+from tilewright.ops.catalog import SPECS, find_spec
+from tilewright.ops.contract import OpSpec
+from tilewright.tiles.table import Choice, Running, Space, lookup
+from tilewright.tiles.tile import Problem
+
+__all__ = ["choose_tile", "compiler", "running", "running_of"]
+
+_COMPILED = ("numba", "llvmlite")
+_PACKAGES = (*_COMPILED, "torch", "onnxruntime", "triton")
+_USES = {
+    "dot": _COMPILED,
+    "panel": _COMPILED,
+    "int8": _COMPILED,
+    "blas": (*_COMPILED, "torch"),
+    "onnxruntime": ("onnxruntime",),
+}
+
+
+def choose_tile(problem: Problem, space: Space, *, units: int | None = None) -> Choice:
+    """`tilewright.tiles.table.lookup` for an op of the catalog, held to the code that is running.
+
+    Raises:
+        TileError: as `lookup`.
+    """
+    return lookup(problem, space, units=units, running=functools.partial(running, problem.op))
+
+
+@functools.cache
+def running(op: str) -> Running:
+    """What identifies the kernels of an op of the catalog.
+
+    Raises:
+        UnsupportedError: there is no such op.
+    """
+    return running_of(find_spec(op))
+
+
+def running_of(spec: OpSpec) -> Running:
+    """What identifies the kernels of `spec`: for an op that is not in the catalog, the file that
+    defines its `run`.
+    """
+    if spec.name in SPECS:
+        from tilewright.ops.cpu.runtime import kernel_hash
+
+        return Running(compiler(), kernel_hash(), spec.version, _USES)
+    path = inspect.getsourcefile(inspect.unwrap(spec.run))
+    source = Path(path).read_bytes() if path is not None else repr(spec.run).encode()
+    return Running(compiler(), hashlib.sha256(source).hexdigest(), spec.version)
+
+
+@functools.cache
+def compiler() -> str:
+    """Compilers and libraries that kernels may depend on: "numba 0.65.1, llvmlite 0.47.0, ..."."""
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
