@@ -28,7 +28,8 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import numpy as np
 from numba.core import types
@@ -78,9 +79,9 @@ def specialize(template: Callable[..., None], name: str, **constants: Any) -> Ca
     Numba compiles globals as constants, so a template that calls `UNPACK` and loops over `SUB`
     becomes one kernel per weight type without closures.
     """
-    scope = {**template.__globals__, **constants}
-    kind = type(template)
-    copy = kind(template.__code__, scope, name, template.__defaults__, None)
+    function = cast(FunctionType, template)
+    scope = {**function.__globals__, **constants}
+    copy = FunctionType(function.__code__, scope, name)
     copy.__qualname__ = name
     copy.__module__ = template.__module__
     return copy

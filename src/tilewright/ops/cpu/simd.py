@@ -306,15 +306,14 @@ def zeros_f32(typingctx: Any) -> Any:
     return f32x16(), codegen
 
 
-def _binary(int_op: str, float_op: str | None) -> Any:
+def _binary(int_op: str, float_op: str = "") -> Any:
     @intrinsic
     def op(typingctx: Any, a: Any, b: Any) -> Any:
-        if a != b or not isinstance(a, VecType):
+        if a != b or not isinstance(a, VecType) or (a.elem == "f32" and not float_op):
             return None
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            name = float_op if a.elem == "f32" else int_op
-            return getattr(builder, name)(*args)
+            return getattr(builder, float_op if a.elem == "f32" else int_op)(*args)
 
         return a(a, b), codegen
 
@@ -324,9 +323,9 @@ def _binary(int_op: str, float_op: str | None) -> Any:
 add = _binary("add", "fadd")
 sub = _binary("sub", "fsub")
 mul = _binary("mul", "fmul")
-band = _binary("and_", None)
-bor = _binary("or_", None)
-bxor = _binary("xor", None)
+band = _binary("and_")
+bor = _binary("or_")
+bxor = _binary("xor")
 
 
 @intrinsic

@@ -84,7 +84,7 @@ RULES = (
 
 def _default(problem: Problem) -> Tile:
     if problem.M == 1:
-        return Tile.of("dot", unroll=8, threads=0)
+        return Tile.of("dot", unroll=4, threads=0)
     wide = has_avx512()
     if problem.activations == "int8" and problem.M > 4:
         mr, nv = (4, 3) if wide else (2, 1)
