@@ -28,6 +28,7 @@ __all__ = [
     "set_threads",
     "show",
     "status",
+    "terminal_look",
     "threads_option",
 ]
 
@@ -157,10 +158,15 @@ def show(table: Table, form: str = "terminal") -> None:
     """Write a table to stdout, in color and at the terminal's width where it is one."""
     from tilewright.report.render import render
 
+    width, color = terminal_look()
+    click.echo(render(table, form, width=width, color=color), nl=False)
+
+
+def terminal_look() -> tuple[int | None, bool]:
+    """(width, whether to use color) of stdout; (None, False) where it is no terminal."""
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    color = terminal and "NO_COLOR" not in os.environ
-    click.echo(render(table, form, width=width, color=color), nl=False)
+    return width, terminal and "NO_COLOR" not in os.environ
 
 
 @contextmanager
