@@ -1,0 +1,430 @@
+"""`tilewright compare`: is B faster than A, and is it still right?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tilewright.cli.blocks import blocks_bar
+from tilewright.cli.common import (
+    ModelPath,
+    epilog,
+    model_name,
+    set_threads,
+    status,
+    terminal_look,
+    threads_option,
+)
+
+if TYPE_CHECKING:
+    from tilewright.ops.contract import Case, OpSpec
+    from tilewright.tune.arms import CompareResult, Settings
+
+_KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cmd"}
+
+
+class _Shape(click.ParamType):
+    """N,K of a weight."""
+
+    name = "n,k"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if len(parts) != 2 or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+            self.fail(f"got {value!r}; give N,K of the weight, such as 1536,576", param, ctx)
+        return int(parts[0]), int(parts[1])
+
+
+class _Batches(click.ParamType):
+    """One number of rows or several with commas between."""
+
+    name = "m[,m..]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+            self.fail(f"got {value!r}; give rows of x, such as 1,16,512", param, ctx)
+        return tuple(int(p) for p in parts)
+
+
+@click.command(
+    "compare",
+    epilog=epilog(
+        "tilewright compare --op mmq --type Q4_1 --shape 1536,576 --m 512 \\",
+        "    --tile 'panel(mr=8, nv=3, block_parts=16)' --tile 'panel(mr=4, nv=4, block_parts=16)'",
+        "tilewright compare smollm2 --table before.json --table after.json",
+        "tilewright compare smollm2 --rev main --rev . --test pp512 -o md",
+        "tilewright compare smollm2 --activations float --activations int8",
+        "tilewright compare --cmd 'python old.py' --cmd 'python new.py' --same-output",
+    ),
+)
+@click.argument("model", type=ModelPath(hub=True), metavar="[MODEL]", required=False)
+@click.option("--tile", "tile", multiple=True, help="Two tiles, A and then B, for a product.")
+@click.option(
+    "--table",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Two tile tables, for MODEL or for products.",
+)
+@click.option(
+    "--rev", multiple=True, help="Two git revisions of this package; . is the working tree."
+)
+@click.option("--cmd", "command", multiple=True, help="Two commands, timed from start to end.")
+@click.option(
+    "--activations",
+    multiple=True,
+    type=click.Choice(["float", "int8"]),
+    help="Given twice, the two arms of MODEL; given once, the path of both.  [default: float]",
+)
+@click.option("--op", help="Op of the products.  [default: the one that has --type]")
+@click.option("--spec", help="Your own op instead of --op: file.py:NAME.")
+@click.option("--type", "weight_type", help="Weight type of the products, such as Q4_1 or uint4.")
+@click.option("--shape", "shapes", type=_Shape(), multiple=True, help="N,K of a product's weight.")
+@click.option("--m", "batches", type=_Batches(), default="512", show_default=True, help="Rows.")
+@click.option("--group", type=int, help="Values that share a scale (w4a16).  [default: 128]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Dtype of x in the products.",
+)
+@click.option(
+    "--cache",
+    type=click.Choice(["hot", "cold", "both"]),
+    default="both",
+    show_default=True,
+    help="State of the caches before each launch of a product; two results, not one.",
+)
+@click.option(
+    "--test",
+    "tests",
+    multiple=True,
+    default=["pp512", "tg32"],
+    help="Tests of MODEL: pp<n>, tg<n>, with ' @ d<n>' at depth.  [default: pp512, tg32]",
+)
+@click.option("--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="File of prompts, one a line, for the greedy ids.")  # fmt: skip
+@click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="File whose first 256 tokens give the logits to compare.")  # fmt: skip
+@click.option("--new-tokens", type=click.IntRange(min=1), default=32, show_default=True,
+              help="Greedy ids a prompt.")  # fmt: skip
+@click.option("--same-output", is_flag=True, help="Demand that both commands print the same.")
+@click.option("--repo", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              default=".", help="Repository of --rev.  [default: here]")  # fmt: skip
+@click.option("--python", multiple=True, help="Interpreter of each --rev, A's and then B's.")
+@click.option("--time-limit", type=float, help="Longest run of a command, in seconds.")
+@click.option("--blocks", type=int, default=20, show_default=True, help="Paired blocks, >= 6.")
+@click.option("--alpha", type=float, default=0.05, show_default=True, help="Significance.")
+@click.option("--delta", type=float, default=0.005, show_default=True,
+              help="Relative difference below which arms count as the same.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Of operands and order.")
+@click.option("-o", "--output", type=click.Choice(["terminal", "md", "json"]),
+              default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
+@threads_option
+def compare_command(model: Path | str | None, output: str, **options: Any) -> None:
+    """Compare B with A in paired blocks: two tiles, tables, revisions, commands or paths.
+
+    Both arms are verified before they are timed and again after, blocks of A, B and A again run
+    in random order, and the verdict holds with the stated error rate. Arms of a MODEL also report
+    whether their greedy ids agree, and the divergence of their logits.
+
+    Exit codes: 0 holds, 3 verification failed, 4 SLOWER, 5 UNRESOLVED, 6 VOID.
+    """
+    kind = _kind(model, options)
+    used = set_threads(options["threads"])
+    from tilewright.report.compare import compare_report
+    from tilewright.report.provenance import provenance
+    from tilewright.tune.arms import Settings
+
+    settings = Settings(options["blocks"], options["seed"], options["alpha"], options["delta"])
+    record = provenance(["tilewright", *sys.argv[1:]], threads=used)
+    if kind == "command":
+        result = _commands(settings, **options)
+    elif model is not None:
+        result = _models(kind, model, settings, options, used)
+    elif kind == "rev":
+        result = _product_revisions(settings, options, used)
+    else:
+        result = _products(kind, settings, options)
+    width, color = terminal_look()
+    text = compare_report(result, output, provenance=record, width=width, color=color)
+    click.echo(text, nl=False)
+    if result.exit_code:
+        sys.exit(result.exit_code)
+    if result.interrupted:
+        sys.exit(130)
+
+
+def _kind(model: Path | str | None, options: dict[str, Any]) -> str:
+    """Which pair of arms was given; a usage error if it is none, or more than one."""
+    given = [kind for kind in _KINDS if options[kind]]
+    activations = options["activations"]
+    if not given and len(activations) == 2:
+        given = ["activations"]
+    names = ", ".join([*_KINDS.values(), "--activations"])
+    if len(given) != 1:
+        raise click.UsageError(f"give one of {names} twice: the arms A and B")
+    (kind,) = given
+    if len(options[kind]) != 2:
+        raise click.UsageError(
+            f"{_KINDS.get(kind, '--activations')} is given {len(options[kind])} times; give it "
+            "twice: A, then B"
+        )
+    if kind != "activations" and len(activations) > 1:
+        raise click.UsageError(f"--activations is given twice beside {_KINDS[kind]}; give it once")
+    if kind == "activations" and model is None:
+        raise click.UsageError("--activations as arms needs a MODEL")
+    if kind in ("tile", "command") and model is not None:
+        raise click.UsageError(f"{_KINDS[kind]} takes no MODEL")
+    if kind in ("tile", "table", "rev") and model is None and not options["shapes"]:
+        raise click.UsageError(
+            f"{_KINDS[kind]} needs products: --op or --type, --shape N,K and --m"
+            + ("" if kind == "tile" else "; or a MODEL")
+        )
+    if options["python"] and (kind != "rev" or len(options["python"]) != 2):
+        raise click.UsageError("--python belongs to --rev and is given twice, A's and then B's")
+    return kind
+
+
+def _find_spec(options: dict[str, Any]) -> OpSpec:
+    from tilewright.errors import UnsupportedError
+    from tilewright.ops import catalog
+
+    if options["spec"] is not None:
+        spec: OpSpec = catalog.load_spec(options["spec"])
+        return spec
+    if options["op"] is not None:
+        return catalog.find_spec(options["op"])
+    for spec in catalog.SPECS.values():
+        if options["weight_type"] in spec.weight_types:
+            return spec
+    raise UnsupportedError(
+        f"--type is {options['weight_type']!r}; no op of the catalog multiplies it, name one by "
+        f"--op or --spec. They have: "
+        + "; ".join(f"{s.name}: {', '.join(s.weight_types)}" for s in catalog.SPECS.values())
+    )
+
+
+def _cases(spec: OpSpec, options: dict[str, Any]) -> list[Case]:
+    """The products, one a shape and batch."""
+    from tilewright.errors import UnsupportedError
+    from tilewright.ops.contract import Case
+
+    weight_type = options["weight_type"] or spec.weight_types[0]
+    if weight_type not in spec.weight_types:
+        raise UnsupportedError(
+            f"--type is {weight_type!r}; {spec.name} has {', '.join(spec.weight_types)}"
+        )
+    group = options["group"]
+    if group is None:
+        group = 128 if spec.name == "w4a16" else 0
+    path = (options["activations"] or ("float",))[0]
+    cases = [
+        Case(spec.name, weight_type, options["dtype"], m, n, k, group, path)
+        for n, k in options["shapes"]
+        for m in options["batches"]
+    ]
+    return list({case.id: case for case in cases}.values())
+
+
+def _caches(options: dict[str, Any]) -> tuple[str, ...]:
+    return ("hot", "cold") if options["cache"] == "both" else (options["cache"],)
+
+
+def _products(kind: str, settings: Settings, options: dict[str, Any]) -> CompareResult:
+    """Two tiles, or the tiles of two tables, on products in this process."""
+    from tilewright.device import cpu_device
+    from tilewright.tune.arms import ArmInfo, CompareResult, run_contests
+    from tilewright.tune.tile_arms import given_tiles, table_tiles, tile_contests
+
+    spec = _find_spec(options)
+    cases, caches = _cases(spec, options), _caches(options)
+    arch = cpu_device().arch
+    values = options[kind]
+    if kind == "tile":
+        choose, titles = given_tiles(spec, *values), list(values)
+    else:
+        choose = table_tiles(spec, [case.problem(arch) for case in cases], *values)
+        titles = [path.name for path in values]
+    with blocks_bar("compare", len(cases) * len(caches) * settings.blocks) as bar:
+        rows, interrupted = run_contests(
+            tile_contests(
+                spec,
+                cases,
+                choose,
+                arch=arch,
+                caches=caches,
+                seed=options["seed"],
+                threads=options["threads"],
+            ),
+            settings,
+            on_block=bar.on_block,
+        )
+    a, b = (ArmInfo(n, t, "passed the gate") for n, t in zip("AB", titles, strict=True))
+    return CompareResult(kind, spec.name, a, b, rows, interrupted=interrupted)
+
+
+def _commands(
+    settings: Settings,
+    *,
+    command: Sequence[str],
+    same_output: bool,
+    time_limit: float | None,
+    **_: Any,
+) -> CompareResult:
+    from tilewright.errors import GateError
+    from tilewright.tune.arms import ArmInfo, CompareResult, run_contests
+    from tilewright.tune.commands import CommandArm, command_contest
+
+    a, b = (CommandArm(n, c, time_limit) for n, c in zip("AB", command, strict=True))
+    a(), b()
+    if same_output and a.outputs.keys() != b.outputs.keys():
+        raise GateError("the commands print different output, so nothing is timed (--same-output)")
+    with blocks_bar("compare", 1 * settings.blocks) as bar:
+        rows, interrupted = run_contests(
+            [command_contest(a, b, same_output=same_output)], settings, on_block=bar.on_block
+        )
+    if len(a.outputs) > 1 or len(b.outputs) > 1:
+        note = "What the commands print changes from run to run."
+    elif a.outputs.keys() == b.outputs.keys():
+        note = "Both commands print the same in every run; nothing else about them was verified."
+    else:
+        note = "The commands print different output; nothing about them was verified."
+    infos = [ArmInfo(arm.name, f"`{arm.command}`") for arm in (a, b)]
+    return CompareResult(
+        "command", "wall time", infos[0], infos[1], rows, notes=(note,), interrupted=interrupted
+    )
+
+
+def _revisions(stack: ExitStack, options: dict[str, Any]) -> list[Any]:
+    from tilewright.tune.revisions import checkout, repository_of
+
+    with status("checking out revisions"):
+        repository = repository_of(options["repo"])
+        return stack.enter_context(checkout(repository, options["rev"], options["python"]))
+
+
+def _product_revisions(settings: Settings, options: dict[str, Any], threads: int) -> CompareResult:
+    """Two revisions on products, each in its own process."""
+    from tilewright.tune.arms import ArmInfo, CompareResult, run_contests
+    from tilewright.tune.workers import Worker, verify_workers, worker_contests
+
+    spec = _find_spec(options)
+    cases, caches = _cases(spec, options), _caches(options)
+    opening = {
+        "spec": _absolute(options["spec"]) or spec.name,
+        "cases": [asdict(case, dict_factory=_public) for case in cases],
+        "seed": options["seed"],
+        "threads": threads,
+    }
+    with ExitStack() as stack:
+        revisions = _revisions(stack, options)
+        places = [(r.source, r.python) for r in (*revisions, revisions[0])]
+        workers = []
+        for name, (source, python) in zip(("A", "B", "A'"), places, strict=True):
+            with status(f"starting {name}"):
+                worker = Worker(name, opening, source=source, python=python)
+            workers.append(stack.enter_context(worker))
+        a, b, control = workers
+        with status("verifying"):
+            said = verify_workers([a, b], options["seed"])
+        with blocks_bar("compare", len(cases) * len(caches) * settings.blocks) as bar:
+            rows, interrupted = run_contests(
+                worker_contests(a, b, control, {c.id: 0 for c in cases}, caches=caches),
+                settings,
+                on_block=bar.on_block,
+            )
+        infos = [
+            ArmInfo(w.name, r.title, said[w.name]) for w, r in zip((a, b), revisions, strict=True)
+        ]
+    return CompareResult("rev", spec.name, infos[0], infos[1], rows, interrupted=interrupted)
+
+
+def _public(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if not name.startswith("_")}
+
+
+def _absolute(spec: str | None) -> str | None:
+    if spec is None:
+        return None
+    path, _, name = spec.rpartition(":")
+    return f"{Path(path).resolve()}:{name}" if Path(path).is_file() else spec
+
+
+def _models(
+    kind: str, model: Path | str, settings: Settings, options: dict[str, Any], threads: int
+) -> CompareResult:
+    """Two arms of one model, each in its own process, and A once more in a third."""
+    from tilewright.model.compare import ModelArm, compare_models, test_tokens
+
+    try:
+        tests = list(test_tokens(options["tests"]))
+    except ValueError as error:
+        raise click.UsageError(f"--test: {error}") from error
+    common = {
+        "model": str(model.resolve()) if isinstance(model, Path) else model,
+        "activations": (options["activations"] or ("float",))[0],
+        "threads": threads,
+        "tests": tests,
+    }
+    same_function = True
+    with ExitStack() as stack:
+        if kind == "table":
+            arms = [
+                ModelArm(path.name, {**common, "table": str(path.resolve())})
+                for path in options["table"]
+            ]
+        elif kind == "activations":
+            values = options["activations"]
+            same_function = values[0] == values[1]
+            arms = [ModelArm(f"activations {v}", {**common, "activations": v}) for v in values]
+        else:
+            arms = [
+                ModelArm(r.title, common, r.source, r.python) for r in _revisions(stack, options)
+            ]
+        speech = _speech(options)
+        with blocks_bar("compare", len(tests) * settings.blocks) as bar:
+            return compare_models(
+                kind,
+                model_name(model),
+                arms,
+                tests,
+                settings,
+                speech=speech,
+                same_function=same_function,
+                status=bar.status,
+                on_block=bar.on_block,
+            )
+
+
+def _speech(options: dict[str, Any]) -> Any:
+    from tilewright.model.compare import Speech
+
+    def read(path: Path, option: str) -> str:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise click.BadParameter(
+                f"{path} is not UTF-8; convert it first", param_hint=option
+            ) from error
+        if not text.strip():
+            raise click.BadParameter(f"{path} is empty", param_hint=option)
+        return text
+
+    prompts = text = None
+    if options["prompts"] is not None:
+        prompts = [s for s in read(options["prompts"], "--prompts").splitlines() if s.strip()]
+    if options["text"] is not None:
+        text = read(options["text"], "--text")
+    return Speech(prompts, text, options["new_tokens"])
