@@ -129,10 +129,11 @@ class Case:
         return (self.op, self.weight_type, self.act_dtype, self.N, self.K, self.group, flags)
 
     def problem(self, arch: str) -> Problem:
-        """The product as a tile table of `arch` sees it."""
+        """The product as a tile table of `arch` sees it; a group of all K values is -1 there."""
+        group = -1 if self.group == self.K else self.group
         return Problem(
             self.op, arch, self.act_dtype, self.weight_type, self.activations,
-            self.M, self.N, self.K, self.group,
+            self.M, self.N, self.K, group,
         )  # fmt: skip
 
 
