@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import base64
 import fnmatch
+import functools
 import gc
 import json
 import os
+import random
 import re
 import shutil
 import sys
@@ -96,7 +98,9 @@ class ModelArm:
         pinned = set()
         if opening.get("rules"):
             pinned = pin_tiles(list(self._problems()), opening["rules"])
-        self._decoder = self._make_decoder(opening.get("decoder") or "auto", pinned)
+        self._make = functools.partial(self._make_decoder, opening.get("decoder") or "auto", pinned)
+        self._decoder: Any = None
+        self._renew()
         self._vocab = self.model.config.get_text_config().vocab_size
 
     def _make_decoder(self, kind: str, pinned: set[str]) -> Any:
@@ -129,6 +133,12 @@ class ModelArm:
         for p in model_problems(self.model):
             yield Problem(p.op, _arch(), dtype, p.type, self._activations, 1, p.N, p.K, p.group)
 
+    def _renew(self) -> None:
+        """A new decoder, whose buffers lie elsewhere than those of the one before."""
+        self._decoder = None
+        self._pad = _padding()
+        self._decoder = self._make()
+
     def describe(self) -> dict[str, Any]:
         return {
             **_about(),
@@ -139,8 +149,14 @@ class ModelArm:
             "choices": chosen_tiles(list(self._problems()), self._batches),
         }
 
-    def run(self, test: str, launches: int = 1, readings: int = 1, **_: Any) -> dict[str, Any]:
-        """Microseconds a launch, one figure a reading; every launch starts from an empty cache."""
+    def run(
+        self, test: str, launches: int = 1, readings: int = 1, renew: bool = False, **_: Any
+    ) -> dict[str, Any]:
+        """Microseconds a launch, one figure a reading; every launch starts at an empty context.
+
+        Args:
+            renew: take a new decoder and run the test once untimed before.
+        """
         n_prompt, n_gen, depth = parse_test(test)
         generator = self._torch.Generator().manual_seed(0)
         ids = self._torch.randint(
@@ -160,6 +176,9 @@ class ModelArm:
                 self._decoder.step(token)
             return (time.perf_counter_ns() - start) / 1e3
 
+        if renew:
+            self._renew()
+            once()
         return {"us": [sum(once() for _ in range(launches)) / launches for _ in range(readings)]}
 
     def tokens(self, texts: Sequence[str]) -> dict[str, Any]:
@@ -266,9 +285,26 @@ class OpsArm:
         return self._inputs[index]
 
     def run(
-        self, test: str, launches: int = 1, readings: int = 1, cold: bool = False, **_: Any
+        self,
+        test: str,
+        launches: int = 1,
+        readings: int = 1,
+        cold: bool = False,
+        renew: bool = False,
+        **_: Any,
     ) -> dict[str, Any]:
+        """Microseconds a launch, one figure a reading.
+
+        Args:
+            cold: flush twice the last-level cache before each launch, untimed.
+            renew: draw the operands anew, elsewhere in memory, and launch once untimed before.
+        """
         index = self._at(test)
+        if renew:
+            self._inputs.pop(index, None)
+            self._pad = _padding()
+            inputs = self._operands(index)
+            self._spec.run(inputs, tile=self._tiles[index], threads=self._threads)
         inputs, tile, run = self._operands(index), self._tiles[index], self._spec.run
         if cold and self._flush is None:
             from tilewright.measure import CpuFlusher
@@ -439,6 +475,13 @@ def _set_threads(opening: Mapping[str, Any]) -> None:
 
     if opening.get("threads"):
         torch.set_num_threads(int(opening["threads"]))
+
+
+def _padding() -> Any:
+    """Memory of a random size: what is allocated while it is held lies elsewhere than before."""
+    import torch
+
+    return torch.empty(random.randrange(1 << 20), dtype=torch.uint8)
 
 
 def _about() -> dict[str, Any]:

@@ -3,9 +3,10 @@
 `Worker` starts `model/worker.py` and talks to it in JSON lines. The child leads a session of its
 own, so that Ctrl-C reaches only this process, which then keeps the finished blocks.
 
-Two processes of the same code differ by where their memory happens to lie. A comparison of
-workers therefore runs its control in a third process: what A' differs from A by is what B must
-exceed.
+Two processes of the same code differ by where their memory happens to lie, for as long as they
+live. So every sample of a contest is taken on buffers that were allocated anew, which makes that
+difference part of the noise from block to block; and the control runs in a third process, so that
+what is left of it shows as a control that differs, and voids the run.
 """
 
 from __future__ import annotations
@@ -155,13 +156,16 @@ class Worker:
     def launch(
         self, test: str, *, launches: int = 1, readings: int = 1, cold: bool = False
     ) -> Callable[[], float]:
-        """A call that takes one sample of `test` and returns its microseconds a launch."""
+        """A call that takes one sample of `test`, on new buffers, and returns its microseconds a
+        launch."""
 
         def launch() -> float:
             if self._pause_s:
                 time.sleep(self._pause_s)
-            us = self.ask("run", test=test, launches=launches, readings=readings, cold=cold)["us"]
-            return float(median(us))
+            answer = self.ask(
+                "run", test=test, launches=launches, readings=readings, cold=cold, renew=True
+            )
+            return float(median(answer["us"]))
 
         return launch
 
