@@ -52,7 +52,7 @@ demo: $(STAMP)
 	@$(BIN)/tilewright demo-model
 	$(BIN)/tilewright info smollm2
 	$(BIN)/tilewright verify --model smollm2
-	$(BIN)/tilewright run smollm2 'Why is the sky blue? Answer in two sentences.' --max-tokens 80
+	$(BIN)/tilewright run smollm2 'Explain gravity to a child in one sentence.'
 	$(BIN)/tilewright bench smollm2 -p 128 -n 32 -r 3
 
 clean:
