@@ -52,9 +52,10 @@ value, 1e-4 false alarms over a run of 2,000 cases of 20,000 values.
 More than 128 degrees of freedom count as 128, where the limit is 2.2 times the expectation: the
 model is good to a factor, not to a percent.
 
-What this can see. Weight-only, a changed weight shifts its column by ``x_k * delta``, which is
-10^2 to 10^5 times the element limit, except where the output type itself cannot hold it: a
-change below half a unit in the last place of every output of its column is invisible to anyone.
+What this can see. Weight-only, the flipped top bit of one code, a scale or a zero point taken from
+the next row raise the mean square of their column to hundreds (bfloat16 outputs) or 10^7 and more
+(float32 outputs) times its limit. A change below half a unit in the last place of every output of
+its column is invisible to anyone.
 On the int8 path the rounding of x hides a change whose mean square over one column is below about
 ``limit - 1`` times its own, where limit is 67 for M = 1, 5.7 for M = 17 and 2.2 from M = 128 on. A
 flipped top bit of a 4-bit code stands out (some 20 sigma in a typical row for K = 256); the lowest
