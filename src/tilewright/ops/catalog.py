@@ -8,7 +8,7 @@ from importlib import import_module
 from tilewright.errors import UnsupportedError
 from tilewright.ops.contract import OpSpec
 
-__all__ = ["SPECS", "find_spec"]
+__all__ = ["SPECS", "find_spec", "load_spec"]
 
 _HOMES = {
     "w4a16": "tilewright.ops.w4a16.spec",
@@ -43,3 +43,17 @@ def find_spec(name: str) -> OpSpec:
     if name not in SPECS:
         raise UnsupportedError(f"op is {name!r}; the catalog has {', '.join(SPECS)}")
     return SPECS[name]
+
+
+def load_spec(text: str) -> OpSpec:
+    """An op of the catalog by name, or a user's: "path/to/file.py:NAME", "package.module:NAME", or
+    the name of an entry point of the group `tilewright.ops`.
+
+    Raises:
+        UnsupportedError, GateError: as `tilewright.ops.user_spec.load_user_spec`.
+    """
+    if text in SPECS:
+        return SPECS[text]
+    from tilewright.ops.user_spec import load_user_spec
+
+    return load_user_spec(text)
