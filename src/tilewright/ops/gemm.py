@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from tilewright.ops.choose import choose_tile
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["gemm"]
+__all__ = ["gemm", "launched"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _ACTIVATIONS = ("float", "int8")
@@ -58,11 +59,9 @@ def gemm(
 ) -> torch.Tensor:
     """y[..., N] = x[..., K] @ W.T + bias on the CPU; see the ops for arguments and errors."""
     _check(op, x, weight, bias, activations, threads)
-    lead = x.shape[:-1]
-    x2 = x.reshape(-1, weight.K)
-    m = x2.shape[0]
+    m = x.numel() // weight.K
     if m == 0 or weight.N == 0:
-        return x.new_empty(*lead, weight.N)
+        return x.new_empty(*x.shape[:-1], weight.N)
     problem = Problem(
         op, cpu_device().arch, _DTYPES[x.dtype], weight.type_name, activations, m, weight.N,
         weight.K, group,
@@ -74,12 +73,30 @@ def gemm(
     if threads is not None:
         tile = tile.replace(threads=threads)
 
-    from tilewright.ops.cpu.launch import cpu_weight, launch_gemm
+    from tilewright.ops.cpu.launch import launch_gemm
 
+    return launched(x, weight, bias, tile, launch_gemm)
+
+
+def launched(
+    x: torch.Tensor,
+    weight: Any,
+    bias: torch.Tensor | None,
+    tile: Tile,
+    launcher: Callable[..., None],
+) -> torch.Tensor:
+    """Allocate, launch and cast, of valid operands with at least one row and column.
+
+    Args:
+        launcher: called as `tilewright.ops.cpu.launch.launch_gemm`.
+    """
+    from tilewright.ops.cpu.launch import cpu_weight
+
+    x2 = x.reshape(-1, weight.K)
     perm = getattr(weight, "perm", None)
     if perm is not None:
         x2 = x2.index_select(1, perm)
-    y = torch.empty(m, weight.N, dtype=torch.float32)
+    y = torch.empty(x2.shape[0], weight.N, dtype=torch.float32)
     bias32 = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    launch_gemm(x2.detach(), cpu_weight(weight), bias32, y, tile)
-    return y.to(x.dtype).reshape(*lead, weight.N)
+    launcher(x2.detach(), cpu_weight(weight), bias32, y, tile)
+    return y.to(x.dtype).reshape(*x.shape[:-1], weight.N)

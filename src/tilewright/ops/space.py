@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import TileError
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["Rule", "TileSpace"]
+if TYPE_CHECKING:
+    from tilewright.ops.contract import Case
+
+__all__ = ["Planted", "Rule", "TileSpace"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,40 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Planted:
+    """A wrong tile that would win if nothing but time were looked at: the gate must reject it.
+
+    It lies outside the space: `candidates` does not propose it, `check` refuses it, and the op
+    cannot be launched with it. Only the gate and tests run it, through `run`.
+
+    Attributes:
+        tile: a tile of the space with one field more, `planted`, that names the fault.
+        fault: what it does wrong, in one sentence.
+        why_faster: why a tuner that measures only time would take it.
+        caught_by: the one check of the gate that catches it: without that check it passes.
+        run: as `OpSpec.run`.
+        cases: products on which it measures as well as or better than the right tile.
+    """
+
+    tile: Tile
+    fault: str
+    why_faster: str
+    caught_by: str
+    run: Callable[..., Any]
+    cases: tuple[Case, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the fault, such as "partial-rows"."""
+        return str(self.tile.planted)
+
+    @property
+    def honest(self) -> Tile:
+        """The tile of the space that it pretends to be."""
+        return Tile.from_mapping({k: v for k, v in self.tile if k != "planted"})
+
+
+@dataclass(frozen=True)
 class TileSpace:
     """The tiles of one op on one backend.
 
@@ -42,12 +79,17 @@ class TileSpace:
         fields: per algorithm, the values each of its fields may take.
         rules: every tile must obey every rule.
         default: the tile a problem gets when no table names one.
+        extents: how much of M, N and K one piece of a tile covers, by dimension; the gate looks
+            for faults around these numbers. None takes every number of the tile for one.
+        planted: wrong tiles, one at least for each kind of fault that the kernels could have.
     """
 
     name: str
     fields: Mapping[str, Mapping[str, tuple[Any, ...]]]
     rules: tuple[Rule, ...]
     default: Callable[[Problem], Tile]
+    extents: Callable[[Tile], Mapping[str, tuple[int, ...]]] | None = None
+    planted: tuple[Planted, ...] = ()
 
     def check(self, tile: Tile, problem: Problem) -> None:
         """Raise TileError, naming field or rule, if `tile` may not run `problem`."""
