@@ -20,7 +20,8 @@ Corruptions are the negative controls. Each changes the packed operand in one pl
 fault would, and a check that does not notice is not a check. They act on the source and pack
 anew, so that they hold for the layout of any device.
 
-A new op is a folder with a `spec.py` that defines `SPEC`, and one line in `catalog.py`.
+A new op is a folder with a `spec.py` that defines `SPEC`, and one line in `catalog.py`; an op
+outside the package is a file (`tilewright.ops.user_spec`).
 """
 
 from __future__ import annotations
@@ -75,9 +76,13 @@ _LARGEST = 6.2e4
 class Case:
     """One product to verify: y[M, N] = x[M, K] @ W[N, K].T (+ bias).
 
+    An op that is no product uses the same names: x is [M, K], y is [M, N]; one that maps rows to
+    rows, a softmax for instance, has N = K.
+
     Attributes:
         op: name of the op in the catalog.
-        weight_type: a weight type of that op.
+        weight_type: a weight type of that op. An op without weights names its own variant, such
+            as "rows": reports and tables group by it, so it is never empty.
         act_dtype: dtype of x and y, a key of DTYPES.
         M, N, K: rows of x, rows of W, columns of both.
         group: values that share one scale, -1 for all of K; 0 when the weight type fixes it.
@@ -144,15 +149,16 @@ class Inputs:
     Attributes:
         case: the case they were drawn for.
         x: [..., K] of the case's dtype; M rows in all.
-        source: what the oracle reads: codes and scales, in the op's own class.
+        source: what the oracle reads beside x: codes and scales, in the op's own class; None for
+            an op without weights.
         weight: what the kernel reads, packed from `source` for the device of x.
         bias: [N] of the case's dtype, or None.
     """
 
     case: Case
     x: torch.Tensor
-    source: Any
-    weight: Any
+    source: Any = None
+    weight: Any = None
     bias: torch.Tensor | None = None
 
     def x64(self) -> npt.NDArray[np.float64]:
@@ -189,7 +195,7 @@ class OpSpec:
             for its users.
         flops: floating-point operations of a Problem, an fma counted as two.
         bytes: bytes a Problem must move at least: packed weight, x, y.
-        corruptions: negative controls by name.
+        corruptions: negative controls by name; none for an op without weights.
         space: () -> the op's tile space; None if it has none.
         deterministic: two runs with one tile and thread count agree bit for bit.
     """
@@ -205,7 +211,7 @@ class OpSpec:
     run: Callable[..., torch.Tensor]
     flops: Callable[[Problem], float]
     bytes: Callable[[Problem], float]
-    corruptions: Mapping[str, Corruption]
+    corruptions: Mapping[str, Corruption] = field(default_factory=dict)
     space: Callable[[], TileSpace] | None = None
     deterministic: bool = True
     _by_id: dict[str, Case] = field(init=False, repr=False)
