@@ -61,6 +61,11 @@ def _have_onnxruntime() -> bool:
     return all(importlib.util.find_spec(m) is not None for m in ("onnx", "onnxruntime"))
 
 
+def _library_rounds_by_32(tile: Tile, problem: Problem) -> bool:
+    level4 = tile.algorithm == "onnxruntime" and tile.level == 4
+    return not level4 or problem.group in (0, 32)
+
+
 RULES = (
     Rule(
         "registers",
@@ -78,6 +83,12 @@ RULES = (
         "onnxruntime's MatMulNBits holds 4-bit weights with a power-of-two group that divides K, "
         "and the packages onnx and onnxruntime must be installed",
         _library_serves,
+    ),
+    Rule(
+        "library activation blocks",
+        "MatMulNBits at level 4 rounds activations per weight group; the error model of 8-bit "
+        "activations is for blocks of 32, so only groups of 32 may use it",
+        _library_rounds_by_32,
     ),
 )
 
