@@ -101,7 +101,8 @@ def _default(problem: Problem) -> Tile:
         mr, nv = (4, 3) if wide else (2, 1)
         return Tile.of("int8", mr=mr, nv=nv, block_parts=32, threads=0)
     if not wide:
-        return Tile.of("panel", mr=4, nv=1, block_parts=16, threads=0)
+        mr = 6 if problem.M > 4 else 4
+        return Tile.of("panel", mr=mr, nv=1, block_parts=16, threads=0)
     mr, nv = (8, 3) if problem.M > 4 else (4, 4)
     return Tile.of("panel", mr=mr, nv=nv, block_parts=16, threads=0)
 
