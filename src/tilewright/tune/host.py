@@ -1,0 +1,113 @@
+"""What the parts of a tuning run know of each other: targets, settings, progress, the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewright.measure import Clock
+from tilewright.ops.contract import OpSpec
+from tilewright.tiles.table import TableRow
+from tilewright.tiles.tile import Problem, Tile
+from tilewright.tune.outcome import Gatekeeper
+from tilewright.tune.record import Record
+from tilewright.tune.rounds import Timing
+
+__all__ = ["Host", "Progress", "Settings", "Target", "leaves_threads"]
+
+
+def leaves_threads(tile: Tile) -> bool:
+    """Whether a tile leaves the number of threads to the caller, whose it is."""
+    return tile.as_dict().get("threads", 0) == 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A problem to tune.
+
+    Attributes:
+        problem: any M; it is bucketed.
+        share: of the time, in any unit; larger ones come first and get more of the budget.
+        name: where the product occurs.
+    """
+
+    problem: Problem
+    share: float = 1.0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What seldom needs changing.
+
+    Attributes:
+        batch: candidates that are verified and timed together.
+        finalists: how many of the best are measured again.
+        least_slice_s: a problem is not begun with less of the budget than this, and no problem
+            gets a smaller part while there is more.
+        timing: how samples are taken.
+        allow: candidates for which it is False are not tried.
+        planted: verify each op's planted wrong tiles before anything is timed.
+    """
+
+    batch: int = 6
+    finalists: int = 3
+    least_slice_s: float = 5.0
+    timing: Timing = Timing()
+    allow: Callable[[Tile], bool] = leaves_threads
+    planted: bool = True
+
+
+@dataclass
+class Progress:
+    """Where a run stands; handed to `on_event` after every event.
+
+    Attributes:
+        kind: of the event, as in `tilewright.tune.record`.
+        index, problems: the present problem, from 1, and how many there are.
+        problem: the present one.
+        tried, rejected: candidates so far, all problems together.
+        best: score of the present problem's best candidate, above 1 if faster; None so far.
+        best_tile: that candidate.
+        seconds_left: of the budget.
+        text: what is being done.
+    """
+
+    kind: str = ""
+    index: int = 0
+    problems: int = 0
+    problem: Problem | None = None
+    tried: int = 0
+    rejected: int = 0
+    best: float | None = None
+    best_tile: Tile | None = None
+    seconds_left: float = 0.0
+    text: str = ""
+
+
+class Host(Protocol):
+    """What a problem asks of the run that it belongs to.
+
+    Attributes:
+        stopping: Ctrl-C was pressed: nothing new is begun.
+    """
+
+    specs: Mapping[str, OpSpec]
+    strategy: str
+    seed: int
+    units: int
+    settings: Settings
+    clock: Clock
+    gate: Gatekeeper
+    record: Record
+    progress: Progress
+    stopping: bool
+
+    def tell(self, kind: str, text: str = "") -> None:
+        """Report progress."""
+        ...
+
+    def put(self, row: TableRow) -> None:
+        """Put a row that the log holds into the table."""
+        ...

@@ -1,0 +1,142 @@
+"""Bringing a table up to the kernels that are running: verify stale rows anew, drop the wrong."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tilewright import __version__
+from tilewright.device import cpu_device
+from tilewright.errors import TileError
+from tilewright.ops.choose import compiler, running_of
+from tilewright.ops.contract import OpSpec
+from tilewright.tiles.table import TableHeader, TableRow, TileTable, load_table, stale_reason
+from tilewright.tiles.tile import Problem, Tile
+from tilewright.tune.outcome import Outcome
+
+__all__ = ["Refreshed", "existing_table", "new_header", "refresh", "stale_rows"]
+
+Verify = Callable[[Problem, Tile], Outcome]
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """A table in force, and what became of the rows that were stale.
+
+    Attributes:
+        table: under the running kernels.
+        verified: stale rows that passed the gate again.
+        dropped: rows that did not, or are no longer legal: problem, tile, reason.
+    """
+
+    table: TileTable
+    verified: int = 0
+    dropped: tuple[tuple[Problem, Tile, str], ...] = ()
+
+
+def new_header(specs: Iterable[OpSpec], *, units: int, notes: Iterable[str] = ()) -> TableHeader:
+    """The header of a table that this process makes on its CPU.
+
+    Raises:
+        TileError: the ops' kernels have different hashes, so that one header cannot state them.
+    """
+    running = {spec.name: running_of(spec) for spec in specs}
+    hashes = {now.kernel_hash for now in running.values()}
+    if len(hashes) != 1:
+        raise TileError(
+            f"the ops {', '.join(running)} come from different sources; tune an op of your own by "
+            "itself, with a table of its own"
+        )
+    device = cpu_device()
+    return TableHeader(
+        arch=device.arch,
+        valid_for=(device.arch,),
+        units=units,
+        device=device.name,
+        compiler=compiler(),
+        kernel_hash=hashes.pop(),
+        op_versions={op: now.op_version for op, now in sorted(running.items())},
+        date=_now(),
+        source=f"tilewright {__version__}",
+        notes=tuple(notes),
+    )
+
+
+def existing_table(path: Path, header: TableHeader) -> TileTable:
+    """The table at `path`, or an empty one with `header` if there is none.
+
+    Raises:
+        TileError: it is damaged, or of another arch or unit count than `header`.
+    """
+    if not path.exists():
+        return TileTable(header)
+    table = load_table(path)
+    for name in ("arch", "units"):
+        theirs, ours = getattr(table.header, name), getattr(header, name)
+        if theirs != ours:
+            raise TileError(
+                f"{path} is of {name} {theirs}, here it is {ours}: its rows hold only there; "
+                "name another table with --out"
+            )
+    return table
+
+
+def stale_rows(table: TileTable, specs: Mapping[str, OpSpec]) -> list[tuple[TableRow, str]]:
+    """Rows that need verifying, and why."""
+    found = []
+    for row in table.rows:
+        op = row.problem.op
+        if op not in specs:
+            found.append((row, f"there is no op {op}"))
+        elif why := stale_reason(table.header, row, running_of(specs[op])):
+            found.append((row, why))
+    return found
+
+
+def refresh(
+    table: TileTable, header: TableHeader, specs: Mapping[str, OpSpec], verify: Verify
+) -> Refreshed:
+    """The table under `header`, every stale row verified anew.
+
+    A row that passes keeps its figures, and the header's notes say that they were measured with
+    older kernels. A row that fails is dropped.
+
+    Args:
+        header: of the running kernels.
+        specs: ops by name.
+        verify: the gate.
+    """
+    stale = stale_rows(table, specs)
+    dropped = []
+    for row, _ in stale:
+        if row.problem.op not in specs:
+            dropped.append((row.problem, row.tile, f"there is no op {row.problem.op}"))
+            continue
+        outcome = verify(row.problem, row.tile)
+        if not outcome.passed:
+            dropped.append((row.problem, row.tile, f"{outcome.kind}: {outcome.reason}"))
+    for problem, _, _ in dropped:
+        table = table.without(problem)
+    old = table.header
+    notes = list(old.notes)
+    verified = len(stale) - len(dropped)
+    if verified:
+        notes.append(
+            f"{header.date[:10]}: {verified} rows verified anew; they were timed with kernels "
+            f"{old.kernel_hash[:8]}, {old.compiler}"
+        )
+    held = {row.problem.op for row in table.rows} | set(header.op_versions)
+    versions = {op: specs[op].version for op in sorted(held)}
+    changed = replace(
+        header,
+        valid_for=old.valid_for,
+        op_versions=versions,
+        notes=tuple(dict.fromkeys([*notes, *header.notes])),
+    )
+    return Refreshed(replace(table, header=changed), verified, tuple(dropped))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

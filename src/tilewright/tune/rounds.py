@@ -1,0 +1,207 @@
+"""Timing tiles of one problem in this process: rounds of the search, and the finals.
+
+Every round visits the incumbent and each tile of a batch once, in random position-balanced order,
+so that drift falls on all alike and a tile is judged by the ratio to the incumbent's time of the
+same round. Finals are a paired comparison on fresh data (`tilewright.measure.compare`), after
+which the very outputs that were timed are held to the oracle again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.measure import Block, Clock, Comparison, CpuClock, CpuFlusher
+from tilewright.measure.compare import compare_many
+from tilewright.measure.sample import SamplePlan, plan_samples, run_blocks
+from tilewright.measure.state import StateProbe
+from tilewright.ops.check import check_output
+from tilewright.ops.contract import Case, OpSpec
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["COLD_ROWS", "Bench", "LaunchFailed", "Timing", "problem_case"]
+
+COLD_ROWS = 8
+"""Up to this many rows a product is timed with cold caches: in decode, weights come from memory."""
+
+
+class LaunchFailed(Exception):
+    """A tile that had passed the gate raised while it was timed."""
+
+    def __init__(self, tile: Tile, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.tile = tile
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How samples are taken.
+
+    Attributes:
+        rounds: rounds of a batch in the search.
+        blocks: blocks of the finals.
+        sample_us: time that a sample fills with hot caches.
+        cut: a tile that is this many times slower than the incumbent is not sampled again.
+        cache: "hot", "cold", or "auto" for cold up to `COLD_ROWS` rows.
+        delta: relative difference below which two tiles count as the same.
+    """
+
+    rounds: int = 3
+    blocks: int = 20
+    sample_us: float = 5_000.0
+    cut: float = 2.0
+    cache: str = "auto"
+    delta: float = 0.005
+
+    def cold(self, problem: Problem) -> bool:
+        return self.cache == "cold" or (self.cache == "auto" and problem.M <= COLD_ROWS)
+
+
+class Bench:
+    """The operands of one problem and the tiles that run on them.
+
+    Args:
+        spec: the op.
+        problem: M is a bucket.
+        timing: how.
+        seed: draws the operands and the orders.
+        clock: None is the CPU's.
+        flush: empties the caches; None makes one for the CPU when it is needed.
+    """
+
+    def __init__(
+        self,
+        spec: OpSpec,
+        problem: Problem,
+        timing: Timing,
+        *,
+        seed: int = 0,
+        clock: Clock | None = None,
+        flush: Callable[[], Any] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._timing = timing
+        self._seed = seed
+        self._clock: Clock = CpuClock() if clock is None else clock
+        self._rng = np.random.default_rng(seed)
+        self.cold = timing.cold(problem)
+        self._flush = (flush or CpuFlusher()) if self.cold else None
+        self._case = problem_case(problem)
+        self._inputs = spec.make_inputs(self._case, seed)
+        self._outputs: dict[Tile, Any] = {}
+        self._oracle: tuple[Any, Any] | None = None
+        self.incumbent_us = 0.0
+
+    def run(self, incumbent: Tile, tiles: Sequence[Tile], rounds: int) -> tuple[list[Block], bool]:
+        """Sample the incumbent and each tile once a round.
+
+        Tiles that turn out `cut` times slower than the incumbent are left out after the first.
+
+        Returns:
+            (blocks with tile texts as names, whether Ctrl-C ended them early).
+
+        Raises:
+            LaunchFailed: a tile raised.
+        """
+        arms = {str(tile): self._launch(tile) for tile in (incumbent, *tiles)}
+        plan = self._plan(arms)
+        name = str(incumbent)
+        done: list[Block] = []
+        for first in (True, False):
+            count = 1 if first else rounds - 1
+            if not count or (not first and len(arms) == 1 and tiles):
+                break
+            blocks, interrupted = run_blocks(
+                arms, count, self._clock, plan, rng=self._rng, flush=self._flush
+            )
+            done += blocks
+            if interrupted:
+                return done, True
+            if first:
+                self.incumbent_us = blocks[0].us[name]
+                limit = self._timing.cut * self.incumbent_us
+                arms = {k: run for k, run in arms.items() if k == name or blocks[0].us[k] <= limit}
+        return done, False
+
+    def finals(self, incumbent: Tile, finalists: Sequence[Tile]) -> dict[Tile, Comparison]:
+        """Fresh paired comparisons of finalists with the incumbent, Holm over the family.
+
+        A comparison is VOID where an output that was timed is wrong.
+
+        Raises:
+            LaunchFailed: a tile raised.
+            KeyboardInterrupt: before the first block was finished.
+        """
+        arms = {str(tile): self._launch(tile) for tile in finalists}
+        base = self._launch(incumbent)
+        plan = self._plan({str(incumbent): base, **arms})
+
+        def post_check() -> str | None:
+            wrong = [f"{t}: {why}" for t in (incumbent, *finalists) if (why := self.recheck(t))]
+            return "; ".join(wrong) or None
+
+        found = compare_many(
+            base,
+            arms,
+            baseline_name=str(incumbent),
+            blocks=self._timing.blocks,
+            cold=self.cold,
+            clock=self._clock,
+            seed=self._seed,
+            delta=self._timing.delta,
+            plan=plan,
+            warm_up_us=200_000.0,
+            flush=self._flush,
+            probe=None if self._clock.name == "replay" else StateProbe(),
+            post_check=post_check,
+        )
+        return {tile: found[str(tile)] for tile in finalists}
+
+    def finals_us(self, finalists: int) -> float:
+        """About how long the finals will take, in microseconds."""
+        sample = max(self._timing.sample_us, self.incumbent_us)
+        if self.cold:
+            sample = self.incumbent_us + 25_000.0  # the flush
+        return self._timing.blocks * (finalists + 2) * sample + 300_000.0
+
+    def recheck(self, tile: Tile) -> str:
+        """Why the output of the tile's last timed launch is wrong; "" if it is right."""
+        if tile not in self._outputs:
+            return ""
+        if self._oracle is None:
+            # Drawn anew: what a tile did to the operands it ran on must not reach the oracle.
+            fresh = self._spec.make_inputs(self._case, self._seed)
+            reference = self._spec.reference(fresh)
+            self._oracle = (reference, self._spec.error_model(fresh, reference))
+        result = check_output(self._outputs[tile], *self._oracle)
+        return "" if result.passed else result.reason
+
+    def _launch(self, tile: Tile) -> Callable[[], None]:
+        run, inputs, outputs = self._spec.run, self._inputs, self._outputs
+
+        def launch() -> None:
+            try:
+                outputs[tile] = run(inputs, tile=tile)
+            except Exception as error:
+                raise LaunchFailed(tile, error) from error
+
+        return launch
+
+    def _plan(self, arms: dict[str, Callable[[], None]]) -> SamplePlan:
+        for launch in arms.values():
+            launch()  # loads what the gate has compiled
+        if self.cold:
+            plan = plan_samples(arms, self._clock, flush=self._flush, sample_us=1.0)
+            return SamplePlan(plan.launches, 1)
+        return plan_samples(arms, self._clock, sample_us=self._timing.sample_us)
+
+
+def problem_case(problem: Problem) -> Case:
+    """The case that is this problem."""
+    return Case(
+        problem.op, problem.weight_type, problem.act_dtype, problem.M, problem.N, problem.K,
+        problem.group, problem.activations,
+    )  # fmt: skip
