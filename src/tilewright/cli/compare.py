@@ -131,8 +131,12 @@ class _Batches(click.ParamType):
 @click.option("--seed", type=int, default=0, show_default=True, help="Of operands and order.")
 @click.option("-o", "--output", type=click.Choice(["terminal", "md", "json"]),
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
+              help="Also write a page to this file.")  # fmt: skip
 @threads_option
-def compare_command(model: Path | str | None, output: str, **options: Any) -> None:
+def compare_command(
+    model: Path | str | None, output: str, html: Path | None, **options: Any
+) -> None:
     """Compare B with A in paired blocks: two tiles, tables, revisions, commands or paths.
 
     Both arms are verified before they are timed and again after, blocks of A, B and A again run
@@ -160,6 +164,10 @@ def compare_command(model: Path | str | None, output: str, **options: Any) -> No
     width, color = terminal_look()
     text = compare_report(result, output, provenance=record, width=width, color=color)
     click.echo(text, nl=False)
+    if html is not None:
+        from tilewright.report.page import write_page
+
+        write_page("compare", result.to_dict(), html, provenance=record)
     if result.exit_code:
         sys.exit(result.exit_code)
     if result.interrupted:
@@ -318,7 +326,8 @@ def _revisions(stack: ExitStack, options: dict[str, Any]) -> list[Any]:
 def _product_revisions(settings: Settings, options: dict[str, Any], threads: int) -> CompareResult:
     """Two revisions on products, each in its own process."""
     from tilewright.tune.arms import ArmInfo, CompareResult, run_contests
-    from tilewright.tune.workers import Worker, verify_workers, worker_contests
+    from tilewright.tune.worker_contests import verify_workers, worker_contests
+    from tilewright.tune.workers import Place, Pool
 
     spec = _find_spec(options)
     cases, caches = _cases(spec, options), _caches(options)
@@ -326,17 +335,18 @@ def _product_revisions(settings: Settings, options: dict[str, Any], threads: int
         "spec": _absolute(options["spec"]) or spec.name,
         "cases": [asdict(case, dict_factory=_public) for case in cases],
         "seed": options["seed"],
-        "threads": threads,
     }
     with ExitStack() as stack:
         revisions = _revisions(stack, options)
-        places = [(r.source, r.python) for r in (*revisions, revisions[0])]
+        places = [Place(r.source, r.python, threads) for r in revisions]
+        pool = Pool(places)
+        named = [("A", places[0]), ("B", places[1]), ("A'", places[0])]
         workers = []
-        for name, (source, python) in zip(("A", "B", "A'"), places, strict=True):
+        for name, place in named[: 2 if pool.shared else 3]:
             with status(f"starting {name}"):
-                worker = Worker(name, opening, source=source, python=python)
-            workers.append(stack.enter_context(worker))
-        a, b, control = workers
+                workers.append(stack.enter_context(pool.open(name, opening, place)))
+        a, b = workers[:2]
+        control = None if pool.shared else workers[2]
         with status("verifying"):
             said = verify_workers([a, b], options["seed"])
         with blocks_bar("compare", len(cases) * len(caches) * settings.blocks) as bar:
@@ -367,6 +377,7 @@ def _models(
 ) -> CompareResult:
     """Two arms of one model, each in its own process, and A once more in a third."""
     from tilewright.model.compare import ModelArm, compare_models, test_tokens
+    from tilewright.tune.workers import Place
 
     try:
         tests = list(test_tokens(options["tests"]))
@@ -375,23 +386,25 @@ def _models(
     common = {
         "model": str(model.resolve()) if isinstance(model, Path) else model,
         "activations": (options["activations"] or ("float",))[0],
-        "threads": threads,
         "tests": tests,
     }
-    same_function = True
+    place, same_function = Place(threads=threads), True
     with ExitStack() as stack:
         if kind == "table":
             arms = [
-                ModelArm(path.name, {**common, "table": str(path.resolve())})
+                ModelArm(path.name, {**common, "table": str(path.resolve())}, place)
                 for path in options["table"]
             ]
         elif kind == "activations":
             values = options["activations"]
             same_function = values[0] == values[1]
-            arms = [ModelArm(f"activations {v}", {**common, "activations": v}) for v in values]
+            arms = [
+                ModelArm(f"activations {v}", {**common, "activations": v}, place) for v in values
+            ]
         else:
             arms = [
-                ModelArm(r.title, common, r.source, r.python) for r in _revisions(stack, options)
+                ModelArm(r.title, common, Place(r.source, r.python, threads))
+                for r in _revisions(stack, options)
             ]
         speech = _speech(options)
         with blocks_bar("compare", len(tests) * settings.blocks) as bar:

@@ -22,6 +22,7 @@ _VERBS = {
     "bench": ("tilewright.cli.bench", "bench_command"),
     "verify": ("tilewright.cli.verify", "verify"),
     "compare": ("tilewright.cli.compare", "compare_command"),
+    "ladder": ("tilewright.cli.ladder", "ladder_command"),
     "info": ("tilewright.cli.info", "info"),
     "perplexity": ("tilewright.cli.perplexity", "perplexity_command"),
     "demo-model": ("tilewright.cli.demo_model", "demo_model"),

@@ -1,7 +1,7 @@
 """Two arms of one model: verified, held against each other's words, and then timed.
 
-Each arm is a process of its own (see `tilewright.tune.workers`), so that a revision, an
-environment or a table is what its users would run. The order is that of every comparison here:
+Arms run in worker processes (see `tilewright.tune.workers`), so that a revision, an environment or
+a table is what its users would run. The order is that of every comparison here:
 verify each arm's products, compare what the arms say, time them in paired blocks, and look again
 at the logits of the arms that were timed.
 """
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilewright.measure import Block
-from tilewright.model.worker import parse_test
+from tilewright.model.worker_parts import parse_test
 from tilewright.tune.agreement import PROMPTS, TEXT, agree
 from tilewright.tune.arms import ArmInfo, CompareResult, Settings, run_contests
-from tilewright.tune.workers import LogitsCheck, Worker, verify_workers, worker_contests
+from tilewright.tune.worker_contests import LogitsCheck, verify_workers, worker_contests
+from tilewright.tune.workers import Place, Pool, Worker
 
 __all__ = ["CHECK_IDS", "TEXT_IDS", "ModelArm", "Speech", "compare_models", "test_tokens"]
 
@@ -29,6 +29,11 @@ TEXT_IDS = 256
 
 CHECK_IDS = 64
 """Tokens that are fed to see whether an arm still computes what it did before it was timed."""
+
+ONE_PROCESS = "All arms ran in one process, every sample on buffers allocated anew."
+OWN_PROCESSES = (
+    "Every sample was taken in a process started for it; the control is one more process of A."
+)
 
 Status = Callable[[str], AbstractContextManager[Any]]
 
@@ -40,20 +45,12 @@ class ModelArm:
     Attributes:
         title: what reports call it.
         opening: what its process opens: see `tilewright.model.worker.ModelArm`.
-        source: folder that holds the package to run; None for this one.
-        python: its interpreter; None for this one.
-        env: further environment variables.
+        place: the process it needs; arms of equal places share one.
     """
 
     title: str
     opening: Mapping[str, Any]
-    source: Path | None = None
-    python: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def start(self, name: str) -> Worker:
-        """Its process, ready to run."""
-        return Worker(name, self.opening, source=self.source, python=self.python, env=self.env)
+    place: Place = Place()
 
 
 @dataclass(frozen=True)
@@ -128,11 +125,14 @@ def compare_models(
     tokens = test_tokens(tests)
     notes: list[str] = []
     with ExitStack() as stack:
+        pool = Pool([arm.place for arm in arms])
+        named = [("A", arms[0]), ("B", arms[1]), *([] if pool.shared else [("A'", arms[0])])]
         workers = []
-        for name, arm in (("A", arms[0]), ("B", arms[1]), ("A'", arms[0])):
+        for name, arm in named:
             with status(f"starting {name}: {arm.title}"):
-                workers.append(stack.enter_context(arm.start(name)))
-        a, b, control = workers
+                workers.append(stack.enter_context(pool.open(name, arm.opening, arm.place)))
+        a, b = workers[:2]
+        control = None if pool.shared else workers[2]
         with status("verifying the products of A and B"):
             said = verify_workers([a, b], settings.seed)
         infos = [
@@ -167,7 +167,7 @@ def compare_models(
             settings,
             on_block=on_block,
         )
-    notes.append("Each arm is a process of its own, and so is A's second run, the control.")
+    notes.append(ONE_PROCESS if pool.shared else OWN_PROCESSES)
     return CompareResult(
         kind,
         subject,

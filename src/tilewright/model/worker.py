@@ -6,71 +6,45 @@ an older revision lacks.
 
 Requests and answers are JSON, one a line, on standard input and output::
 
-    {"open": {"model": "m.gguf", "activations": "int8", "threads": 2}}  ->  {"ok": {"source": ...}}
-    {"run": {"test": "pp512", "launches": 1, "readings": 3}}            ->  {"ok": {"us": [...]}}
+    {"open": {"arm": "A", "model": "m.gguf", "activations": "int8"}}     ->  {"ok": {"source": ...}}
+    {"run": {"arm": "A", "test": "pp512", "launches": 1, "readings": 3}}  ->  {"ok": {"us": [...]}}
+    {"close": {"arm": "A"}}                                               ->  {"ok": {}}
     anything that fails  ->  {"error": {"kind": "TileError", "message": "...", "exit_code": 1}}
 
-Between requests the process blocks on its input, so that it takes no CPU from the other arms.
-It ends when its input does.
+A process may hold several arms, which then share its threads, its environment and, where they
+load the same, their model. Between requests it blocks on its input, so that it takes no CPU from
+other processes. It ends when its input does.
 """
 
 from __future__ import annotations
 
 import base64
-import fnmatch
 import functools
 import gc
+import importlib.util
 import json
 import os
-import random
-import re
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ModelArm", "OpsArm", "main", "matching_rule", "parse_test", "serve"]
+__all__ = ["ModelArm", "OpsArm", "main", "serve"]
 
-_TEST = re.compile(r"(?:pp(\d+))?\+?(?:tg(\d+))?(?: ?@ ?d(\d+))?")
+if TYPE_CHECKING:
+    from tilewright.model import worker_parts as _parts
+else:
+    _spec = importlib.util.spec_from_file_location(
+        "tilewright_worker_parts", Path(__file__).with_name("worker_parts.py")
+    )
+    _parts = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(_parts)
+
 _LARGE = 1 << 24  # values of an output matrix, which is only ever applied to one row
 _MOST_ROWS = 512  # a longer prompt runs the same kernels
 _PIECE = 128  # rows of logits written at a time
-
-
-def parse_test(test: str) -> tuple[int, int, int]:
-    """Prompt tokens, generated tokens and depth of "pp512", "tg32", "pp512+tg32 @ d1024".
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = _TEST.fullmatch(test.strip())
-    counts = tuple(int(part or 0) for part in match.groups()) if match else (0, 0, 0)
-    if counts[0] + counts[1] == 0:
-        raise ValueError(f"test is {test!r}; give pp<n>, tg<n> or pp<n>+tg<n>, with @ d<n> after")
-    return counts[0], counts[1], counts[2]
-
-
-def matching_rule(rules: Sequence[Mapping[str, Any]], problem: Any, m: int) -> int | None:
-    """Index of the last rule that names this product at this bucket of M; None if none does.
-
-    A rule is {"op", "type", "m": [low, high or null], "n", "k", "tile"}; what it leaves out
-    matches everything, and op and type may hold * and ?.
-    """
-    for index in range(len(rules) - 1, -1, -1):
-        rule = rules[index]
-        low, high = rule.get("m") or (1, None)
-        if (
-            fnmatch.fnmatchcase(problem.op, rule.get("op") or "*")
-            and fnmatch.fnmatchcase(problem.weight_type, rule.get("type") or "*")
-            and low <= m <= (high or m)
-            and rule.get("n") in (None, problem.N)
-            and rule.get("k") in (None, problem.K)
-        ):
-            return index
-    return None
+_MODELS: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 
 class ModelArm:
@@ -78,7 +52,7 @@ class ModelArm:
 
     Args:
         opening: "model"; and, where given, "activations", "decoder" ("auto", "captured" or
-            "transformers"), "threads", "table" (path), "rules" (see `matching_rule`), "tests".
+            "transformers"), "table" (path), "rules" (see `matching_rule`), "tests".
     """
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
@@ -86,22 +60,34 @@ class ModelArm:
 
         from tilewright.model.load import load
 
-        _set_threads(opening)
         self._torch = torch
         self._activations = opening.get("activations") or "float"
-        self.model, self.tokenizer = load(opening["model"], activations=self._activations)
-        tests = [parse_test(test) for test in opening.get("tests") or ()]
+        self._key = (str(opening["model"]), self._activations)
+        if self._key not in _MODELS:
+            _MODELS[self._key] = load(opening["model"], activations=self._activations)
+        self.model, self.tokenizer = _MODELS[self._key]
+        tests = [_parts.parse_test(test) for test in opening.get("tests") or ()]
         prompts = {min(p, _MOST_ROWS) for p, _, _ in tests if p > 1}
         self._batches = sorted({1, *prompts})
-        if opening.get("table"):
-            use_table(opening["table"], _arch())
-        pinned = set()
-        if opening.get("rules"):
-            pinned = pin_tiles(list(self._problems()), opening["rules"])
+        self._state = _parts.TileState(
+            opening.get("table"), opening.get("rules") or (), list(self._problems())
+        )
+        self._state.enter()
+        pinned = self._state.algorithms
         self._make = functools.partial(self._make_decoder, opening.get("decoder") or "auto", pinned)
         self._decoder: Any = None
         self._renew()
         self._vocab = self.model.config.get_text_config().vocab_size
+
+    def enter(self) -> None:
+        """Make the process this arm's."""
+        self._state.enter()
+
+    def close(self, others: Sequence[Any]) -> None:
+        """Let go of what no other arm uses."""
+        self._state.close()
+        if not any(getattr(other, "_key", None) == self._key for other in others):
+            _MODELS.pop(self._key, None)
 
     def _make_decoder(self, kind: str, pinned: set[str]) -> Any:
         from tilewright.model.generate import TransformersDecoder, decoder_for
@@ -131,22 +117,24 @@ class ModelArm:
 
         dtype = str(self.model.dtype).removeprefix("torch.")
         for p in model_problems(self.model):
-            yield Problem(p.op, _arch(), dtype, p.type, self._activations, 1, p.N, p.K, p.group)
+            yield Problem(
+                p.op, _parts.arch_of_cpu(), dtype, p.type, self._activations, 1, p.N, p.K, p.group
+            )
 
     def _renew(self) -> None:
         """A new decoder, whose buffers lie elsewhere than those of the one before."""
         self._decoder = None
-        self._pad = _padding()
+        self._pad = _parts.padding()
         self._decoder = self._make()
 
     def describe(self) -> dict[str, Any]:
         return {
-            **_about(),
+            **_parts.about(),
             "decoder": type(self._decoder).__name__,
             "activations": self._activations,
             "vocabulary": self._vocab,
             "tokenizer": self.tokenizer is not None,
-            "choices": chosen_tiles(list(self._problems()), self._batches),
+            "choices": _parts.chosen_tiles(list(self._problems()), self._batches),
         }
 
     def run(
@@ -157,7 +145,7 @@ class ModelArm:
         Args:
             renew: take a new decoder and run the test once untimed before.
         """
-        n_prompt, n_gen, depth = parse_test(test)
+        n_prompt, n_gen, depth = _parts.parse_test(test)
         generator = self._torch.Generator().manual_seed(0)
         ids = self._torch.randint(
             0, self._vocab, (1, depth + n_prompt + n_gen), generator=generator
@@ -229,7 +217,7 @@ class ModelArm:
             ).items()
         }
         report = verify_cases(cases, seed=seed)
-        return _verified(report.rows)
+        return _parts.verified(report.rows)
 
 
 class OpsArm:
@@ -242,36 +230,41 @@ class OpsArm:
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
         from tilewright.ops.contract import Case
-        from tilewright.tiles.tile import Tile, m_bucket
+        from tilewright.tiles.tile import m_bucket
 
-        _set_threads(opening)
         self._spec = find(opening["spec"])
         self._seed = int(opening.get("seed") or 0)
         self._threads = opening.get("threads")
         self._cases = [Case(**{**c, "flags": tuple(c.get("flags", ()))}) for c in opening["cases"]]
-        self._problems = [case.problem(_arch()) for case in self._cases]
+        self._problems = [case.problem(_parts.arch_of_cpu()) for case in self._cases]
         rules = opening.get("rules") or ()
-        if opening.get("table"):
-            use_table(opening["table"], _arch())
+        self._state = _parts.TileState(opening.get("table"), (), self._problems)
+        self._state.enter()
+        _parts.require_products(rules, [(p, m_bucket(p.M)) for p in self._problems])
         self._tiles: list[Any] = []
-        used = set()
         for problem in self._problems:
-            rule = matching_rule(rules, problem, m_bucket(problem.M))
+            rule = _parts.matching_rule(rules, problem, m_bucket(problem.M))
             tile = None
             if rule is not None:
-                used.add(rule)
-                tile = Tile.from_mapping(rules[rule]["tile"])
                 space = self._spec.space() if self._spec.space else None
+                tile = _parts.rule_tile(rules[rule], space)
                 if space is not None:
                     space.check(tile, problem)
             self._tiles.append(tile)
-        _all_used(rules, used)
         self._inputs: dict[int, Any] = {}
         self._last: dict[int, Any] = {}
         self._flush: Callable[[], Any] | None = None
 
+    def enter(self) -> None:
+        """Make the process this arm's."""
+        self._state.enter()
+
+    def close(self, others: Sequence[Any]) -> None:
+        """Let go of what this arm has written."""
+        self._state.close()
+
     def describe(self) -> dict[str, Any]:
-        return {**_about(), "tiles": [None if t is None else str(t) for t in self._tiles]}
+        return {**_parts.about(), "tiles": [None if t is None else str(t) for t in self._tiles]}
 
     def _at(self, test: str) -> int:
         for index, case in enumerate(self._cases):
@@ -302,7 +295,7 @@ class OpsArm:
         index = self._at(test)
         if renew:
             self._inputs.pop(index, None)
-            self._pad = _padding()
+            self._pad = _parts.padding()
             inputs = self._operands(index)
             self._spec.run(inputs, tile=self._tiles[index], threads=self._threads)
         inputs, tile, run = self._operands(index), self._tiles[index], self._spec.run
@@ -339,7 +332,7 @@ class OpsArm:
                 self._spec, seed=seed, cases=[case], tiles=None if tile is None else [tile],
                 threads=self._threads,
             ).rows  # fmt: skip
-        return _verified(rows)
+        return _parts.verified(rows)
 
     def recheck(self) -> dict[str, Any]:
         """Hold the results of the last timed launches to the oracle."""
@@ -352,178 +345,84 @@ class OpsArm:
             result = check_output(y, ref, self._spec.error_model(inputs, ref))
             if not result.passed:
                 faults.append(f"{self._cases[index].id}: {result.reason}")
-        return {"rows": len(self._last), "failures": faults}
+        rows = len(self._last)
+        self._last.clear()
+        return {"rows": rows, "failures": faults}
 
 
 def find(spec: str) -> Any:
     """An op of the catalog by name, or of a user's file by file.py:NAME."""
     from tilewright.ops import catalog
 
-    if ":" in spec:
-        if not hasattr(catalog, "load_spec"):
-            raise ValueError(f"spec is {spec!r}; this revision reads no spec files")
+    if hasattr(catalog, "load_spec"):
         return catalog.load_spec(spec)
+    if ":" in spec:
+        raise ValueError(f"spec is {spec!r}; this revision reads no spec files")
     return catalog.find_spec(spec)
 
 
-def use_table(path: str, arch: str) -> None:
-    """Make every lookup of this process read the table at `path` before any other.
+class _Server:
+    """The arms of this process by name."""
 
-    Raises:
-        ValueError: this revision has no tile tables.
-        TileError: the file is no table.
-    """
-    tables = _tables()
-    tables.load_table(path)
-    folder = Path(tempfile.mkdtemp(prefix="tilewright-tiles-"))
-    _FOLDERS.append(folder)
-    shutil.copyfile(path, folder / f"{arch}.json")
-    os.environ[tables.FOLDER_VARIABLE] = str(folder)
-    tables.forget()
+    def __init__(self) -> None:
+        self._arms: dict[str, Any] = {}
 
+    def __call__(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Do what is asked and return the answer.
 
-def pin_tiles(problems: Sequence[Any], rules: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Make every lookup of this process answer with the rules' tiles where a rule matches.
+        Raises:
+            ValueError: there is no such arm, or it does not know the verb.
+        """
+        name = arguments.pop("arm")
+        if verb == "open":
+            if "threads" in arguments:
+                _set_threads(arguments["threads"])
+            arm = (ModelArm if "model" in arguments else OpsArm)(arguments)
+            self._arms[name] = arm
+            return arm.describe()
+        if name not in self._arms:
+            raise ValueError(f"there is no arm {name!r}; open are {list(self._arms)}")
+        if verb == "close":
+            arm = self._arms.pop(name)
+            arm.close(list(self._arms.values()))
+            return {}
+        arm = self._arms[name]
+        if verb.startswith("_") or not hasattr(arm, verb):
+            raise ValueError(f"request {verb!r}: arm {name!r} does not know it")
+        arm.enter()
+        gc.collect()
+        gc.disable()
+        try:
+            answer: dict[str, Any] = getattr(arm, verb)(**arguments)
+            return answer
+        finally:
+            gc.enable()
 
-    Returns:
-        The algorithms that were pinned.
-
-    Raises:
-        ValueError: this revision has no lookup, or a rule decides about no product.
-        TileError: a rule's tile may not run a product it matches.
-    """
-    import torch
-
-    from tilewright.ops.catalog import find_spec
-    from tilewright.tiles.tile import Problem, Tile, m_bucket
-
-    tables = _tables()
-    used, algorithms = set(), set()
-    for problem in problems:
-        space = find_spec(problem.op).space()  # type: ignore[misc]
-        for m in sorted({m_bucket(2**i) for i in range(20)}):
-            index = matching_rule(rules, problem, m)
-            if index is None:
-                continue
-            used.add(index)
-            at = Problem(**{**problem.__dict__, "M": m})
-            tile = Tile.from_mapping(rules[index]["tile"])
-            space.check(tile, at)
-            algorithms.add(tile.algorithm)
-            choice = tables.Choice(tile, "pinned", None, "set by the change set")
-            tables._CHOICES[at, space.name, torch.get_num_threads()] = choice
-    _all_used(rules, used)
-    return algorithms
+    def close(self) -> None:
+        for arm in self._arms.values():
+            arm.close(())
 
 
-def chosen_tiles(problems: Sequence[Any], batches: Sequence[int]) -> list[dict[str, Any]]:
-    """What `lookup` gives each product at each M; empty in a revision without tables."""
-    try:
-        from tilewright.ops.choose import choose_tile
-    except ImportError:
-        return []
-    from tilewright.ops.catalog import find_spec
-    from tilewright.tiles.tile import Problem
+def _set_threads(threads: int | None) -> None:
+    if threads:
+        import torch
 
-    chosen = []
-    for problem in problems:
-        for m in batches:
-            at = Problem(**{**problem.__dict__, "M": m})
-            choice = choose_tile(at, find_spec(problem.op).space())  # type: ignore[misc]
-            row = {name: getattr(at, name) for name in ("op", "weight_type", "M", "N", "K")}
-            chosen.append({**row, "tile": str(choice.tile), "how": choice.how, "note": choice.note})
-    return chosen
-
-
-def _tables() -> Any:
-    try:
-        from tilewright.tiles import table
-    except ImportError as error:
-        raise ValueError("this revision has no tile tables; leave table and tiles out") from error
-    return table
-
-
-def _all_used(rules: Sequence[Mapping[str, Any]], used: set[int]) -> None:
-    for index, rule in enumerate(rules):
-        if index not in used:
-            raise ValueError(
-                f"tiles[{index}] {json.dumps(rule)} names no product of this arm, or a later one "
-                "replaces it everywhere; correct its op, type or m"
-            )
-
-
-def _verified(rows: Sequence[Any]) -> dict[str, Any]:
-    failures = [
-        f"{row.label} {row.case}" + (f", tile {row.tile}" if row.tile else "") + f": {row.reason}"
-        for row in rows
-        if not row.passed
-    ]
-    return {"rows": len(rows), "failures": failures}
-
-
-def _arch() -> str:
-    from tilewright.device import cpu_device
-
-    return cpu_device().arch
-
-
-_FOLDERS: list[Path] = []
-
-
-def _set_threads(opening: Mapping[str, Any]) -> None:
-    import torch
-
-    if opening.get("threads"):
-        torch.set_num_threads(int(opening["threads"]))
-
-
-def _padding() -> Any:
-    """Memory of a random size: what is allocated while it is held lies elsewhere than before."""
-    import torch
-
-    return torch.empty(random.randrange(1 << 20), dtype=torch.uint8)
-
-
-def _about() -> dict[str, Any]:
-    import torch
-
-    from tilewright import __version__
-
-    return {
-        "source": str(Path(str(sys.modules["tilewright"].__file__)).parent),
-        "version": __version__,
-        "threads": torch.get_num_threads(),
-    }
+        torch.set_num_threads(threads)
 
 
 def serve(requests: Iterator[str], answer: Callable[[dict[str, Any]], None]) -> None:
-    """Answer requests until they end."""
-    arm: Any = None
-    for line in requests:
-        ((verb, arguments),) = json.loads(line).items()
-        try:
-            if verb == "open":
-                arm = (ModelArm if "model" in arguments else OpsArm)(arguments)
-                answer({"ok": arm.describe()})
-                continue
-            if arm is None or verb.startswith("_") or not hasattr(arm, verb):
-                raise ValueError(f"request {verb!r}: this arm does not know it")
-            gc.collect()
-            gc.disable()
+    """Answer requests until they end; an error is the answer to the request that met it."""
+    server = _Server()
+    try:
+        for line in requests:
+            ((verb, arguments),) = json.loads(line).items()
             try:
-                answer({"ok": getattr(arm, verb)(**arguments)})
-            finally:
-                gc.enable()
-        except Exception as error:  # every failure belongs to the one who asked
-            answer(
-                {
-                    "error": {
-                        "kind": type(error).__name__,
-                        "message": str(error),
-                        "exit_code": getattr(error, "exit_code", None),
-                    }
-                }
-            )
+                answer({"ok": server(verb, arguments)})
+            except Exception as error:  # every kind is the asker's to judge
+                kind, code = type(error).__name__, getattr(error, "exit_code", None)
+                answer({"error": {"kind": kind, "message": str(error), "exit_code": code}})
+    finally:
+        server.close()
 
 
 def main() -> None:
@@ -535,11 +434,7 @@ def main() -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    try:
-        serve(iter(sys.stdin), answer)
-    finally:
-        for folder in _FOLDERS:
-            shutil.rmtree(folder, ignore_errors=True)
+    serve(iter(sys.stdin), answer)
 
 
 if __name__ == "__main__":

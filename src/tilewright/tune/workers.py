@@ -1,18 +1,19 @@
-"""Arms that live in a process of their own: another revision, environment, table or setting.
+"""Arms that live in other processes: models, revisions, environments, tables.
 
-`Worker` starts `model/worker.py` and talks to it in JSON lines. The child leads a session of its
-own, so that Ctrl-C reaches only this process, which then keeps the finished blocks.
+A `Host` is a process that runs `model/worker.py`; a `Worker` is an arm in it. They talk in JSON
+lines. A host leads a session of its own, so that Ctrl-C reaches only this process, which then
+keeps the finished blocks.
 
-Two processes of the same code differ by where their memory happens to lie, for as long as they
-live. So every sample of a contest is taken on buffers that were allocated anew, which makes that
-difference part of the noise from block to block; and the control runs in a third process, so that
-what is left of it shows as a control that differs, and voids the run.
+Where memory happens to lie makes two runs of the same code differ by a per cent or two, for as
+long as the memory lives. Every sample is therefore taken on buffers that were allocated anew, which
+makes that difference part of the noise from block to block. Arms that can share a process do.
+Arms that cannot (two revisions, say) differ by the rest of their processes as well: they take
+every sample in a process that was started for it, and so does the control.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
 import signal
@@ -21,26 +22,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewright import errors
-from tilewright.errors import GateError, MeasureError, TilewrightError
-from tilewright.measure import ReportedClock, SamplePlan, StateProbe
-from tilewright.tune.arms import Contest
+from tilewright.errors import MeasureError, TilewrightError
 
-__all__ = [
-    "WORKER",
-    "LogitsCheck",
-    "Worker",
-    "sample_launches",
-    "verify_workers",
-    "worker_contests",
-]
+__all__ = ["WORKER", "Host", "Place", "Pool", "Worker"]
 
 WORKER = Path(__file__).parents[1] / "model" / "worker.py"
 """The script that a worker process runs."""
@@ -49,47 +43,55 @@ WORKER = Path(__file__).parents[1] / "model" / "worker.py"
 _PAUSE_S = 0.05
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _TAIL = 1500
+_HERE = Path(__file__).parents[2]
 
 
-class Worker:
-    """A process that opens one model or one op's products and runs them on request.
+@dataclass(frozen=True)
+class Place:
+    """What kind of process an arm needs; arms of equal places may share one.
 
-    Args:
-        name: what messages call this arm.
-        opening: what it opens: see `ModelArm` and `OpsArm` in `tilewright.model.worker`.
-        source: folder that holds the `tilewright` package to measure; None for this one.
+    Attributes:
+        source: folder that holds the `tilewright` package to run; None for this one.
         python: interpreter; None for this one.
-        env: further environment variables.
-
-    Raises:
-        MeasureError: the process does not start, or loads another package than `source`'s.
-        TilewrightError: of the kind that opening raised in the process.
+        threads: None leaves them to the process.
+        env: further environment variables, sorted pairs.
     """
 
-    def __init__(
-        self,
-        name: str,
-        opening: Mapping[str, Any],
-        *,
-        source: Path | None = None,
-        python: str | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self.opening = dict(opening)
-        source = Path(__file__).parents[2] if source is None else source
-        threads = opening.get("threads")
+    source: Path | None = None
+    python: str | None = None
+    threads: int | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class Host:
+    """A process that holds arms.
+
+    Args:
+        place: what it runs.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._arms: dict[str, Mapping[str, Any]] = {}
+        self._asking = False
+        self._start()
+
+    def _start(self) -> None:
+        place = self.place
+        source = _HERE if place.source is None else place.source
+        threads = place.threads
         variables = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(source), *_inherited()]),
             "TQDM_DISABLE": "1",
             **(dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {}),
-            **(env or {}),
+            **dict(place.env),
         }
         self._log = tempfile.TemporaryFile(mode="w+", errors="replace")
+        python = place.python or sys.executable
         try:
             self._process = subprocess.Popen(
-                [python or sys.executable, "-P", str(WORKER)],
+                [python, "-P", str(WORKER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -99,25 +101,43 @@ class Worker:
             )
         except OSError as error:
             self._log.close()
-            raise MeasureError(f"arm {name}: {python} does not start: {error}") from error
-        try:
-            self.about = self.ask("open", **self.opening)
-            loaded = Path(self.about["source"])
-            if not loaded.is_relative_to(source.resolve()) and not loaded.is_relative_to(source):
-                raise MeasureError(
-                    f"arm {name}: its process loaded the package from {loaded}, not from {source}; "
-                    "is another one installed in a way that comes before PYTHONPATH?"
-                )
-        except BaseException:
-            self.kill()
-            raise
-        self._pause_s = _PAUSE_S if self.about.get("threads", 1) > 1 else 0.0
+            raise MeasureError(f"interpreter {python} does not start: {error}") from error
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
+    @property
+    def answers(self) -> bool:
+        """Whether it can be asked: it runs, and no request was left without its answer, as one
+        is that Ctrl-C fell into."""
+        return not self._asking and self._process.poll() is None
+
+    def open(self, name: str, opening: Mapping[str, Any]) -> dict[str, Any]:
+        """Open an arm; what it says about itself.
+
+        Raises:
+            MeasureError: the process loads another package than its place's.
+            TilewrightError: of the kind that opening raised in the process.
+        """
+        about = self.ask(name, "open", **opening, threads=self.place.threads)
+        source = (_HERE if self.place.source is None else self.place.source).resolve()
+        loaded = Path(about["source"]).resolve()
+        if not loaded.is_relative_to(source):
+            raise MeasureError(
+                f"arm {name}: its process loaded the package from {loaded}, not from {source}; "
+                "is another one installed in a way that comes before PYTHONPATH?"
+            )
+        self._arms[name] = dict(opening)
+        return about
+
+    def close_arm(self, name: str) -> bool:
+        """Close an arm; True if none is left."""
+        if self._arms.pop(name, None) is not None:
+            self.ask(name, "close")
+        return not self._arms
+
+    def ask(self, arm: str, verb: str, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its answer.
 
         Raises:
@@ -126,32 +146,101 @@ class Worker:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._asking = True
         try:
-            self._process.stdin.write(json.dumps({verb: arguments}) + "\n")
+            request = json.dumps({verb: {"arm": arm, **arguments}})
+            self._process.stdin.write(request + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):
             line = ""
         if not line:
             code = self._process.wait()
-            raise MeasureError(f"arm {self.name}: its process ended with code {code}{self._tail()}")
+            raise MeasureError(f"arm {arm}: its process ended with code {code}{self._tail()}")
+        self._asking = False
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise self._error(answer["error"])
+            raise _error(arm, answer["error"])
         found: dict[str, Any] = answer["ok"]
         return found
 
-    def _error(self, error: Mapping[str, Any]) -> TilewrightError:
-        kind, message = str(error["kind"]), f"arm {self.name}: {error['message']}"
-        known = getattr(errors, kind, None)
-        if isinstance(known, type) and issubclass(known, TilewrightError):
-            return known(message)
-        return MeasureError(message if kind == "ValueError" else f"{message} ({kind})")
-
     def _tail(self) -> str:
+        if self._log.closed:
+            return ""
         self._log.seek(0)
         text = self._log.read().strip()
         return f"; its last words:\n{text[-_TAIL:]}" if text else ""
+
+    def restart(self) -> None:
+        """End the process and start another with the same arms."""
+        self.close()
+        self._asking = False
+        self._start()
+        for name, opening in self._arms.items():
+            self.ask(name, "open", **opening, threads=self.place.threads)
+
+    def close(self) -> None:
+        """End the process by ending its input; kill it if that takes too long."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process and whatever it started, at once."""
+        if self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+        self._log.close()
+
+
+def _error(arm: str, error: Mapping[str, Any]) -> TilewrightError:
+    kind, message = str(error["kind"]), f"arm {arm}: {error['message']}"
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, TilewrightError):
+        return known(message)
+    return MeasureError(message if kind == "ValueError" else f"{message} ({kind})")
+
+
+class Worker:
+    """An arm in a host.
+
+    Args:
+        name: what messages call it; no other arm of the host has it.
+        opening: what it opens: see `ModelArm` and `OpsArm` in `tilewright.model.worker`.
+        host: the process.
+        fresh: take every sample in a process that is started for it.
+
+    Raises:
+        TilewrightError: as `Host.open`.
+    """
+
+    def __init__(
+        self, name: str, opening: Mapping[str, Any], host: Host, *, fresh: bool = False
+    ) -> None:
+        self.name, self.opening, self.host = name, dict(opening), host
+        self._fresh = fresh
+        self.about = host.open(name, self.opening)
+        self._pause_s = _PAUSE_S if self.about.get("threads", 1) > 1 else 0.0
+
+    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Send one request and wait for its answer: `Host.ask`."""
+        return self.host.ask(self.name, verb, **arguments)
 
     def launch(
         self, test: str, *, launches: int = 1, readings: int = 1, cold: bool = False
@@ -160,6 +249,8 @@ class Worker:
         launch."""
 
         def launch() -> float:
+            if self._fresh:
+                self.host.restart()
             if self._pause_s:
                 time.sleep(self._pause_s)
             answer = self.ask(
@@ -200,143 +291,42 @@ class Worker:
         """What is wrong with the results of the last timed launches; for products."""
         return list(self.ask("recheck")["failures"])
 
-    def close(self) -> None:
-        """End the process by ending its input; kill it if that takes too long."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
-                self._process.stdin.close()
-            except BrokenPipeError:
-                pass
+
+class Pool:
+    """Opens arms, and puts those that can share a process into one.
+
+    Args:
+        places: of all arms that will be opened. If they are equal, one process holds them all, and
+            an arm is its own control. Otherwise each arm has a process of its own, started
+            anew for every sample.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.shared = len(set(places)) == 1
+        self._hosts: dict[Place, Host] = {}
+
+    @contextmanager
+    def open(self, name: str, opening: Mapping[str, Any], place: Place) -> Iterator[Worker]:
+        """An arm for as long as the block runs.
+
+        Raises:
+            MeasureError, TilewrightError: as `Host` and `Host.open`.
+        """
+        host = self._hosts.get(place) if self.shared else None
+        if host is None:
+            host = Host(place)
+            if self.shared:
+                self._hosts[place] = host
         try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            pass
-        self.kill()
-
-    def kill(self) -> None:
-        """End the process and whatever it started, at once."""
-        if self._process.poll() is None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass
-        self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+            yield Worker(name, opening, host, fresh=not self.shared)
+        finally:
+            if not host.answers:
+                host.kill()
+            elif host.close_arm(name):
+                host.close()
+            if not host.answers:
+                self._hosts.pop(place, None)
 
 
 def _inherited() -> list[str]:
     return [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-
-
-def sample_launches(
-    worker: Worker, test: str, *, cold: bool = False, sample_us: float = 20_000.0
-) -> tuple[int, int]:
-    """(launches a reading, readings a sample) for products, whose launches may be microseconds.
-
-    A reading lasts a tenth of `sample_us` at least, so that the clock's step does not matter.
-    """
-    us = max(float(worker.ask("run", test=test, cold=cold)["us"][0]), 1e-3)
-    us = float(worker.ask("run", test=test, cold=cold, launches=3)["us"][0]) or us
-    launches = 1 if cold else max(1, round(sample_us / 10 / us))
-    readings = min(15, max(1, int(sample_us / (us * launches))))
-    return launches, readings - (readings + 1) % 2
-
-
-def worker_contests(
-    a: Worker,
-    b: Worker,
-    control: Worker | None,
-    tests: Mapping[str, int],
-    *,
-    caches: Sequence[str] = ("as run",),
-    post_check: Callable[[], Any] | None = None,
-    sample_us: float = 20_000.0,
-) -> Iterator[Contest]:
-    """Contests of two workers.
-
-    Args:
-        a, b: the arms.
-        control: another process of A; None runs A itself.
-        tests: tests that both know, and their tokens; 0 for a product.
-        caches: "as run" for models; "hot", "cold" or both for products.
-        post_check: as `measure.compare_many` takes it; None checks a product's last results.
-        sample_us: time of one sample of a product.
-    """
-    workers = [w for w in (a, b, control) if w is not None]
-    probe = StateProbe(pids=tuple(w.pid for w in workers))
-    for test, tokens in tests.items():
-        for cache in caches:
-            options: dict[str, Any] = {}
-            if not tokens:
-                cold = cache == "cold"
-                launches, readings = sample_launches(a, test, cold=cold, sample_us=sample_us)
-                options = {"launches": launches, "readings": readings, "cold": cold}
-            yield Contest(
-                test,
-                cache,
-                a.launch(test, **options),
-                b.launch(test, **options),
-                control=None if control is None else control.launch(test, **options),
-                clock=ReportedClock(),
-                plan=SamplePlan(),
-                probe=probe,
-                post_check=post_check or functools.partial(_recheck, workers),
-                tokens=tokens,
-            )
-
-
-def _recheck(workers: Sequence[Worker]) -> str | None:
-    faults = [f"{w.name}: {fault}" for w in workers for fault in w.recheck()]
-    return "; ".join(faults) or None
-
-
-def verify_workers(workers: Sequence[Worker], seed: int = 0) -> dict[str, str]:
-    """Verify each arm's products by the oracle; what each check said, by the arm's name.
-
-    Raises:
-        GateError: a product is wrong, so nothing is timed.
-    """
-    said = {}
-    for worker in workers:
-        rows, failures = worker.verify(seed)
-        if failures:
-            raise GateError(
-                f"arm {worker.name}: {len(failures)} of {rows} products are not right, so nothing "
-                "is timed\n" + "\n".join(f"FAILED {failure}" for failure in failures[:20])
-            )
-        said[worker.name] = f"{rows}/{rows} products right"
-    return said
-
-
-class LogitsCheck:
-    """Whether arms still compute, after they were timed, the logits they computed before.
-
-    Args:
-        workers: the arms, verified and not yet timed.
-        ids: what they are fed.
-    """
-
-    def __init__(self, workers: Sequence[Worker], ids: Sequence[int]) -> None:
-        self._workers, self._ids = list(workers), list(ids)
-        self._before = [worker.last(self._ids) for worker in self._workers]
-
-    def __call__(self) -> str | None:
-        """What has changed, or None."""
-        for worker, before in zip(self._workers, self._before, strict=True):
-            now = worker.last(self._ids)
-            if not np.array_equal(now, before):
-                far = float(np.abs(now.astype(np.float64) - before).max())
-                return f"the logits of {worker.name} have changed by up to {far:.2g}"
-        return None

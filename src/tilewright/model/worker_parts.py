@@ -1,0 +1,234 @@
+"""What both kinds of a worker's arms need; `worker.py` loads this file from beside itself.
+
+It is of this revision, whatever revision of the package the process measures, and imports the
+package only inside functions.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "TileState",
+    "about",
+    "arch_of_cpu",
+    "chosen_tiles",
+    "matching_rule",
+    "padding",
+    "parse_test",
+    "require_products",
+    "rule_tile",
+    "verified",
+]
+
+_TEST = re.compile(r"(?:pp(\d+))?\+?(?:tg(\d+))?(?: ?@ ?d(\d+))?")
+
+
+def parse_test(test: str) -> tuple[int, int, int]:
+    """Prompt tokens, generated tokens and depth of "pp512", "tg32", "pp512+tg32 @ d1024".
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _TEST.fullmatch(test.strip())
+    counts = tuple(int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    if counts[0] + counts[1] == 0:
+        raise ValueError(f"test is {test!r}; give pp<n>, tg<n> or pp<n>+tg<n>, with @ d<n> after")
+    return counts[0], counts[1], counts[2]
+
+
+def matching_rule(rules: Sequence[Mapping[str, Any]], problem: Any, m: int) -> int | None:
+    """Index of the last rule that names this product at this bucket of M; None if none does.
+
+    A rule is {"op", "type", "m": [low, high or null], "n", "k", "tile"}; what it leaves out
+    matches everything, and op and type may hold * and ?.
+    """
+    found = [index for index, rule in enumerate(rules) if _matches(rule, problem, m)]
+    return found[-1] if found else None
+
+
+def _matches(rule: Mapping[str, Any], problem: Any, m: int) -> bool:
+    low, high = rule.get("m") or (1, None)
+    return (
+        fnmatch.fnmatchcase(problem.op, rule.get("op") or "*")
+        and fnmatch.fnmatchcase(problem.weight_type, rule.get("type") or "*")
+        and low <= m <= (high or m)
+        and rule.get("n") in (None, problem.N)
+        and rule.get("k") in (None, problem.K)
+    )
+
+
+def require_products(
+    rules: Sequence[Mapping[str, Any]], products: Sequence[tuple[Any, int]]
+) -> None:
+    for index, rule in enumerate(rules):
+        if not any(_matches(rule, problem, m) for problem, m in products):
+            raise ValueError(
+                f"tiles[{index}] {json.dumps(rule)} names no product of this arm; correct its op, "
+                "type, m, n or k"
+            )
+
+
+def rule_tile(rule: Mapping[str, Any], space: Any) -> Any:
+    """A rule's tile; `threads`, where its algorithm has that field and the rule does not, is 0."""
+    from tilewright.tiles.tile import Tile
+
+    fields = dict(rule["tile"])
+    if space is not None and "threads" in space.fields.get(fields.get("algorithm"), ()):
+        fields.setdefault("threads", 0)
+    return Tile.from_mapping(fields)
+
+
+class TileState:
+    """What `lookup` answers while an arm is at work: its table, and its rules' tiles before that.
+
+    Arms of one process take turns, so each enters its own state first; see `enter`.
+
+    Args:
+        table: path of a table that is read in place of the user's own; None leaves those.
+        rules: see `matching_rule`.
+        problems: the arm's products, at any M; rules decide about them at every bucket of M.
+
+    Attributes:
+        algorithms: those that the rules name.
+
+    Raises:
+        ValueError: this revision has no tile tables; a rule names no product.
+        TileError: the file is no table; a rule's tile may not run a product it matches.
+    """
+
+    _active: TileState | None = None
+    _user_folder: str | None = None
+
+    def __init__(
+        self, table: str | None, rules: Sequence[Mapping[str, Any]], problems: Sequence[Any]
+    ) -> None:
+        self.algorithms: set[str] = set()
+        self._pins: dict[Any, Any] = {}
+        self._folder: str | None = None
+        self._tables: Any = None
+        try:
+            from tilewright.tiles import table as tables
+        except ImportError as error:
+            if table or rules:
+                raise ValueError(
+                    "this revision has no tile tables; leave table and tiles out"
+                ) from error
+            return
+        self._tables = tables
+        if table:
+            tables.load_table(table)
+            self._folder = tempfile.mkdtemp(prefix="tilewright-tiles-")
+            shutil.copyfile(table, Path(self._folder) / f"{arch_of_cpu()}.json")
+        try:
+            if rules:
+                self._pin(rules, problems)
+        except BaseException:
+            self.close()
+            raise
+
+    def _pin(self, rules: Sequence[Mapping[str, Any]], problems: Sequence[Any]) -> None:
+        import torch
+
+        from tilewright.ops.catalog import find_spec
+        from tilewright.tiles.tile import Problem, m_bucket
+
+        buckets = sorted({m_bucket(2**i) for i in range(20)})
+        require_products(rules, [(problem, m) for problem in problems for m in buckets])
+        for problem in problems:
+            space = find_spec(problem.op).space()  # type: ignore[misc]
+            for m in buckets:
+                index = matching_rule(rules, problem, m)
+                if index is None:
+                    continue
+                at = Problem(**{**problem.__dict__, "M": m})
+                tile = rule_tile(rules[index], space)
+                space.check(tile, at)
+                self.algorithms.add(tile.algorithm)
+                choice = self._tables.Choice(tile, "pinned", None, "set by the change set")
+                self._pins[at, space.name, torch.get_num_threads()] = choice
+
+    def enter(self) -> None:
+        """Make every lookup of this process answer as this arm's users would be answered."""
+        if TileState._active is self:
+            return
+        if self._tables is not None:
+            variable = self._tables.FOLDER_VARIABLE
+            if TileState._active is None:
+                TileState._user_folder = os.environ.get(variable)
+            folder = self._folder or TileState._user_folder
+            if folder is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = folder
+            self._tables.forget()
+            self._tables._CHOICES.update(self._pins)
+        TileState._active = self
+
+    def close(self) -> None:
+        """Remove what this arm has written."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def chosen_tiles(problems: Sequence[Any], batches: Sequence[int]) -> list[dict[str, Any]]:
+    """What `lookup` gives each product at each M; empty in a revision without tables."""
+    try:
+        from tilewright.ops.choose import choose_tile
+    except ImportError:
+        return []
+    from tilewright.ops.catalog import find_spec
+    from tilewright.tiles.tile import Problem
+
+    chosen = []
+    for problem in problems:
+        for m in batches:
+            at = Problem(**{**problem.__dict__, "M": m})
+            choice = choose_tile(at, find_spec(problem.op).space())  # type: ignore[misc]
+            row = {name: getattr(at, name) for name in ("op", "weight_type", "M", "N", "K")}
+            chosen.append({**row, "tile": str(choice.tile), "how": choice.how, "note": choice.note})
+    return chosen
+
+
+def verified(rows: Sequence[Any]) -> dict[str, Any]:
+    failures = [
+        f"{row.label} {row.case}" + (f", tile {row.tile}" if row.tile else "") + f": {row.reason}"
+        for row in rows
+        if not row.passed
+    ]
+    return {"rows": len(rows), "failures": failures}
+
+
+def arch_of_cpu() -> str:
+    from tilewright.device import cpu_device
+
+    return cpu_device().arch
+
+
+def padding() -> Any:
+    """Memory of a random size: what is allocated while it is held lies elsewhere than before."""
+    import torch
+
+    return torch.empty(random.randrange(1 << 20), dtype=torch.uint8)
+
+
+def about() -> dict[str, Any]:
+    import torch
+
+    from tilewright import __version__
+
+    return {
+        "source": str(Path(str(sys.modules["tilewright"].__file__)).parent),
+        "version": __version__,
+        "threads": torch.get_num_threads(),
+    }
