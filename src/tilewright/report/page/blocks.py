@@ -21,8 +21,8 @@ def facts(rows: Sequence[tuple[str, Any]]) -> Block:
 
 
 def col(name: str, kind: str = "text") -> dict[str, str]:
-    """A table's column: "text", "code", "number" (aligned right), "verdict" or "wide" (a text that
-    may be long and is wrapped)."""
+    """A table's column: "text", "code", "number" (aligned right), "verdict", "label" (a name that
+    may be long) or "wide" (a text that may be long)."""
     return {"name": name, "kind": kind}
 
 

@@ -1,7 +1,9 @@
 """The charts of a report page, as the plain figures that plotly.js draws.
 
 A color that begins with "@" is the name of one of the page's own colors; the page puts in the
-value that fits a light or a dark display. Symbols differ wherever colors do.
+value that fits a light or a dark display. Symbols differ wherever colors do. `labels` of a figure
+are two lines for each of its rows, which the page cuts to the width it has, and `lift` is how far
+they stand above the row, in pixels.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from tilewright.report.compare import time_text
+from tilewright.report.page.words import shown
 
 __all__ = [
     "Interval",
     "interval_figure",
     "ladder_figure",
     "paired_figure",
-    "verdict_look",
 ]
 
 Figure = dict[str, Any]
@@ -29,26 +31,20 @@ Interval = Mapping[str, Any]
 
 _UNITS = ((1e3, "us", 1.0), (1e6, "ms", 1e3), (math.inf, "s", 1e6))
 _LABEL_CHARS = 44
-_ROW_PX = 66
+_LABEL_PX = 36
+_LANE_PX = 16
 _TEST_SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _TEST_COLORS = ("@a", "@b", "@c", "@ink")
 _LOOKS = {
-    "DISJOINT": ("star", "@good"),
+    "DISJOINT faster": ("star", "@good"),
+    "DISJOINT slower": ("star-square", "@bad"),
     "FASTER": ("triangle-right", "@good"),
     "SLOWER": ("triangle-left", "@bad"),
     "SAME": ("circle", "@muted"),
     "UNRESOLVED": ("circle-open", "@muted"),
-    "VOID": ("hash-open", "@bad"),
+    "VOID": ("square-x-open", "@bad"),
     "WRONG": ("x", "@bad"),
 }
-
-
-def verdict_look(verdict: str, ratio: float | None = None) -> tuple[str, str]:
-    """(symbol, color) of a verdict's marker."""
-    symbol, color = _LOOKS.get(verdict, ("circle-open", "@muted"))
-    if verdict == "DISJOINT" and ratio is not None and ratio < 1:
-        color = "@bad"
-    return symbol, color
 
 
 def paired_figure(comparison: Mapping[str, Any], *, delta: float = 0.005) -> Figure:
@@ -154,20 +150,14 @@ def interval_figure(rows: Sequence[Interval], *, axis: str) -> Figure:
     verdicts = dict.fromkeys(str(row["verdict"]) for row in rows)
     for verdict in verdicts:
         mine = [(y, row) for y, row in enumerate(rows) if str(row["verdict"]) == verdict]
-        looks = [verdict_look(verdict, row.get("ratio")) for _, row in mine]
+        symbol, color = _LOOKS.get(verdict, ("circle-open", "@muted"))
         values = [row.get("ratio") or 1.0 for _, row in mine]
-        trace = _points(
-            verdict,
-            values,
-            [y for y, _ in mine],
-            [_escaped([row["label"], row["text"]]) for _, row in mine],
-            looks[0][0],
-            looks[0][1],
-        )
-        trace["marker"] |= {"size": 12, "color": [color for _, color in looks]}
+        texts = [_escaped([row["label"], row["text"]]) for _, row in mine]
+        trace = _points(verdict, values, [y for y, _ in mine], texts, symbol, color)
+        trace["marker"]["size"] = 12
         trace["error_x"] = {
             "type": "data", "symmetric": False, "thickness": 2, "width": 5,
-            "color": looks[0][1],
+            "color": color,
             "array": [(row.get("high") or v) - v for v, (_, row) in zip(values, mine, strict=True)],
             "arrayminus": [
                 v - (row.get("low") or v) for v, (_, row) in zip(values, mine, strict=True)
@@ -177,8 +167,7 @@ def interval_figure(rows: Sequence[Interval], *, axis: str) -> Figure:
     bounds = [1.0]
     for row in rows:
         bounds += [v for v in (row.get("low"), row.get("ratio"), row.get("high")) if v]
-    annotations = [_row_label(y, str(row["label"]), str(row["text"])) for y, row in enumerate(rows)]
-    return _rows_figure(data, annotations, len(rows), bounds, axis)
+    return _rows_figure(data, [(row["label"], row["text"]) for row in rows], bounds, axis)
 
 
 def ladder_figure(base: str, rungs: Sequence[Mapping[str, Any]]) -> Figure:
@@ -190,13 +179,13 @@ def ladder_figure(base: str, rungs: Sequence[Mapping[str, Any]]) -> Figure:
     """
     tests = list(dict.fromkeys(str(t.get("test")) for r in rungs for t in r.get("tests") or ()))
     data, bounds = [], [1.0]
-    annotations = [_row_label(0, base, "the base")]
     for index, test in enumerate(tests):
-        shift = 0.14 * (index - (len(tests) - 1) / 2)
+        shift = _LANE_PX / _row_px(len(tests)) * (index - (len(tests) - 1) / 2)
         x: list[float | None] = [1.0]
         y: list[float] = [shift]
         low, high, texts = [0.0], [0.0], [_escaped([f"{base}, {test}", "the base"])]
-        symbols, control = ["circle"], False
+        own = _TEST_SYMBOLS[index % len(_TEST_SYMBOLS)]
+        symbols, control = [own], False
         for row, rung in enumerate(rungs, 1):
             found = next((t for t in rung.get("tests") or () if str(t.get("test")) == test), None)
             judgement = ((found or {}).get("base") or {}).get("judgement") or {}
@@ -210,26 +199,25 @@ def ladder_figure(base: str, rungs: Sequence[Mapping[str, Any]]) -> Figure:
             low.append(ratio - judgement.get("low", ratio))
             high.append(judgement.get("high", ratio) - ratio)
             bounds += [ratio - low[-1], ratio + high[-1]]
-            symbols.append("x" if wrong else _TEST_SYMBOLS[index % len(_TEST_SYMBOLS)])
-            said = [f"{rung.get('name')}, {test}", f"{judgement.get('verdict')} {ratio:.4f}x base"]
+            symbols.append("x" if wrong else own)
+            verdict = shown(str(judgement.get("verdict")), ratio)
+            said = [f"{rung.get('name')}, {test}", f"{verdict} {ratio:.4f}x the base"]
             if wrong:
-                said = [said[0], "WRONG: " + "; ".join(map(str, rung.get("faults") or ())), said[1]]
+                said = [said[0], _rung_text(rung), f"it would have passed for {ratio:.4f}x"]
             texts.append(_escaped(said))
         color = "@muted" if control else _TEST_COLORS[index % len(_TEST_COLORS)]
         trace = _points(f"{test}{' (control)' if control else ''}", x, y, texts, "circle", color)
-        trace["marker"] |= {
-            "symbol": symbols, "size": 11,
-            "color": ["@bad" if symbol == "x" else color for symbol in symbols],
-        }  # fmt: skip
+        colors = ["@bad" if symbol == "x" else color for symbol in symbols]
+        trace["marker"] |= {"symbol": symbols, "size": 11, "color": colors}
+        trace["marker"]["line"] = {"width": 1, "color": colors}
         trace["error_x"] = {
             "type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 2,
             "width": 4, "color": color,
         }  # fmt: skip
         data.append(trace)
-    for row, rung in enumerate(rungs, 1):
-        annotations.append(_row_label(row, str(rung.get("name")), _rung_text(rung)))
+    labels = [(base, "the base"), *((str(r.get("name")), _rung_text(r)) for r in rungs)]
     axis = "ratio to the base: above 1, less time"
-    return _rows_figure(data, annotations, len(rungs) + 1, bounds, axis)
+    return _rows_figure(data, labels, bounds, axis, lanes=len(tests))
 
 
 def _points(
@@ -244,15 +232,25 @@ def _points(
 
 
 def _rows_figure(
-    data: list[Figure], annotations: list[Figure], rows: int, bounds: list[float], axis: str
+    data: list[Figure],
+    labels: list[tuple[str, str]],
+    bounds: list[float],
+    axis: str,
+    *,
+    lanes: int = 1,
 ) -> Figure:
-    """Traces over rows 0, 1, ... from top to bottom, each with room for its label."""
+    """Traces over rows 0, 1, ... from top to bottom, each below its two lines of label.
+
+    Args:
+        lanes: marks that a row has below each other.
+    """
+    rows, row_px = len(labels), _row_px(lanes)
+    above = _LABEL_PX + _LANE_PX * lanes / 2
     pad = max(0.06 * (max(bounds) - min(bounds)), 0.004)
     layout = {
-        "height": 120 + _ROW_PX * rows,
+        "height": 100 + row_px * rows,
         "margin": {"l": 8, "r": 8, "t": 48, "b": 52},
         "hovermode": "closest",
-        "annotations": annotations,
         "shapes": [_line("y", 1.0, "@ink", "solid", vertical=True)],
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
         "showlegend": True,
@@ -261,18 +259,20 @@ def _rows_figure(
             "zeroline": False, "gridcolor": "@grid", "nticks": 6, "tickformat": ".3~f",
         },
         "yaxis": {
-            "range": [rows - 0.6, -0.9], "showticklabels": False, "showgrid": False,
-            "zeroline": False, "fixedrange": True,
+            "range": [rows - above / row_px, -above / row_px], "showticklabels": False,
+            "showgrid": False, "zeroline": False,
         },
     }  # fmt: skip
-    return {"data": data, "layout": layout}
-
-
-def _row_label(row: int, label: str, said: str) -> Figure:
     return {
-        "x": 0, "xref": "paper", "xanchor": "left", "y": row, "yref": "y", "yshift": 26,
-        "showarrow": False, "align": "left", "text": f"<b>{_short(label)}</b><br>{_short(said)}",
-    }  # fmt: skip
+        "data": data,
+        "layout": layout,
+        "labels": [list(label) for label in labels],
+        "lift": (_LABEL_PX + _LANE_PX * lanes) / 2,
+    }
+
+
+def _row_px(lanes: int) -> int:
+    return _LABEL_PX + _LANE_PX * lanes + 10
 
 
 def _rung_text(rung: Mapping[str, Any]) -> str:
@@ -282,7 +282,8 @@ def _rung_text(rung: Mapping[str, Any]) -> str:
     for test in rung.get("tests") or ():
         judgement = (test.get("base") or {}).get("judgement") or {}
         if judgement.get("ratio") and not test.get("control"):
-            parts.append(f"{judgement.get('verdict')} {judgement['ratio']:.3f}x")
+            verdict = shown(str(judgement.get("verdict")), judgement["ratio"])
+            parts.append(f"{test.get('test')} {verdict} {judgement['ratio']:.3f}x")
     return ", ".join(parts) or "not timed"
 
 
@@ -290,9 +291,9 @@ def _line(axis: str, at: float, color: str, dash: str, *, vertical: bool = False
     line = {"color": color, "width": 1, "dash": dash}
     if vertical:
         return {"type": "line", "xref": "x", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
-                "line": line, "layer": "below"}  # fmt: skip
+                "line": line, "layer": "above"}  # fmt: skip
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": axis, "y0": at, "y1": at,
-            "line": line, "layer": "below"}  # fmt: skip
+            "line": line, "layer": "above"}  # fmt: skip
 
 
 def _heading(y: float, text: str) -> Figure:
@@ -329,7 +330,7 @@ def _machine_trace(
         values, title = gpu, "GPU clock, MHz"
     elif any(v is not None for v in others):
         values = [None if v is None else 100 * v for v in others]
-        title = "Share of the CPUs that other processes used, %"
+        title = "CPU share of other processes, %"
     else:
         return None
     trace = {
@@ -343,8 +344,3 @@ def _escaped(lines: Iterable[str]) -> str:
     """Lines of a hover text, wrapped; plotly.js takes "<" for markup unless it is escaped."""
     wrapped = [part for line in lines for part in textwrap.wrap(str(line), _LABEL_CHARS) or [""]]
     return "<br>".join(html.escape(part, quote=False) for part in wrapped)
-
-
-def _short(text: str) -> str:
-    cut = text if len(text) <= _LABEL_CHARS else text[: _LABEL_CHARS - 3] + "..."
-    return html.escape(cut, quote=False)

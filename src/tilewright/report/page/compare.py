@@ -124,7 +124,7 @@ def _verdicts(labels: Sequence[str], rows: Sequence[Row]) -> Block:
     return table(
         "Verdicts on B against A. The ratio is time A over time B, with its bootstrap interval.",
         [
-            col("comparison"),
+            col("comparison", "label"),
             col("verdict", "verdict"),
             col("ratio", "number"),
             col("in words", "wide"),

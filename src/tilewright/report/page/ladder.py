@@ -72,11 +72,11 @@ def _rungs(base: str, rungs: Sequence[Row]) -> Block:
             below, of_base = test.get("below") or {}, test.get("base") or {}
             rows.append(
                 [
-                    rung.get("name") if index == 0 else "",
+                    rung.get("name"),
                     f"{test.get('test', '')}{' (control)' if test.get('control') else ''}",
                     "WRONG" if wrong else verdict_of({"comparison": below}) or "not timed",
                     _ratio(below),
-                    verdict_of({"comparison": of_base}),
+                    "WRONG" if wrong else verdict_of({"comparison": of_base}),
                     _ratio(of_base),
                     _speed(test, "us") + (" if it were right" if wrong and test else ""),
                     _speed(test, "base_us"),
@@ -87,7 +87,7 @@ def _rungs(base: str, rungs: Sequence[Row]) -> Block:
     return table(
         f"Rungs from the base, {base}, upwards. A ratio above 1 is a gain.",
         [
-            col("rung"),
+            col("rung", "label"),
             col("test"),
             col("verdict against below", "verdict"),
             col("ratio to below", "number"),
@@ -113,7 +113,7 @@ def _left_out(left_out: Sequence[Row]) -> list[Block]:
             rows.append([left.get("name"), test, verdict_of(row), _ratio(comparison), words])
             if comparison:
                 intervals.append(interval_row(f"{left.get('name')}, {test}", row))
-    columns = [col("change set"), col("test"), col("verdict", "verdict")]
+    columns = [col("change set", "label"), col("test"), col("verdict", "verdict")]
     columns += [col("worth", "number"), col("in words", "wide")]
     caption = "Leave-one-out: the whole stack (B) against the stack without one change set (A)."
     blocks = [table(caption, columns, rows)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilewright.errors import UnsupportedError
 
-__all__ = ["SECTIONS", "join_sections", "sections_of"]
+__all__ = ["SECTIONS", "join_sections", "sections_of", "tidy"]
 
 SECTIONS = (
     "title",
@@ -43,6 +44,7 @@ def sections_of(
     """
     if kind not in _KINDS:
         raise UnsupportedError(f"kind is {kind!r}; a page is made of {', '.join(_KINDS)}")
+    result = tidy(result)
     origin = provenance or result.get("provenance") or {}
     inner = result.get(kind)
     found = _KINDS[kind](inner if isinstance(inner, Mapping) else result)
@@ -70,6 +72,16 @@ def join_sections(*parts: Mapping[str, Any]) -> dict[str, Any]:
     if len(titles) > 1:
         joined["title"] = "Report"
     return joined
+
+
+def tidy(value: Any) -> Any:
+    """The value without entries that say nothing: None, and numbers that are not finite."""
+    if isinstance(value, Mapping):
+        tidied = ((str(key), tidy(inner)) for key, inner in value.items())
+        return {key: inner for key, inner in tidied if inner is not None}
+    if isinstance(value, list | tuple):
+        return [inner for inner in map(tidy, value) if inner is not None]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tune(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tilewright.report.page.blocks import Block, col, facts, table, text
 from tilewright.report.page.words import (
     agreement_words,
     percent,
+    problem_verdict,
     rejected_words,
     tile_text,
     verification_words,
@@ -58,7 +59,7 @@ def tile_table(tiles: Row, problems: Sequence[Row]) -> list[Block]:
             "Rows of the table. Median and spread (interquartile range) of a launch; the oracle "
             "error is the largest test statistic over its limit, so a verified tile is below 1.",
             [
-                col("product"),
+                col("product", "label"),
                 col("tile", "code"),
                 col("median", "number"),
                 col("spread", "number"),
@@ -224,7 +225,7 @@ def provenance_facts(provenance: Row) -> list[Block]:
 
 def _verdict(problem: Row) -> str:
     if problem.get("verdict"):
-        return str(problem["verdict"])
+        return problem_verdict(problem)
     return "tile in use, no rival" if problem.get("status") in ("kept", "repaired") else ""
 
 

@@ -9,7 +9,13 @@ from typing import Any
 from tilewright.report.compare import time_text
 from tilewright.report.page.blocks import Block, chart, col, table, text
 from tilewright.report.page.heat import heat_map, problem_label, relative_time
-from tilewright.report.page.words import count, percent, rejected_words, tile_text
+from tilewright.report.page.words import (
+    count,
+    percent,
+    problem_verdict,
+    rejected_words,
+    tile_text,
+)
 
 __all__ = ["final_rows", "tune_blocks"]
 
@@ -67,10 +73,10 @@ def _products(problems: list[Row]) -> Block:
         rows.append(
             [
                 problem_label(problem),
-                percent(problem.get("share")) if problem.get("share") else "",
+                problem_verdict(problem) or "no verdict",
+                f"{ratio:.4f}x" if ratio and problem.get("status") == "improved" else "",
                 problem.get("status"),
-                problem.get("verdict") or "no verdict",
-                f"{ratio:.4f}x" if ratio and problem.get("verdict") else "",
+                percent(problem.get("share")) if problem.get("share") else "",
                 tile_text(problem.get("winner")),
                 f"{tile_text(problem.get('incumbent'))} {problem.get('how') or ''}".strip(),
                 f"{tried} of {size}" if size else tried,
@@ -79,14 +85,14 @@ def _products(problems: list[Row]) -> Block:
             ]
         )
     return table(
-        "Products in the order of their share of the time. The ratio is that of the tile in use to "
-        "the new one, from fresh paired blocks; its interval stands with the paired comparisons.",
+        "Products in the order of their share of the time. The verdict is on the best new tile "
+        "against the tile in use, from fresh paired blocks; its interval stands below.",
         [
-            col("product"),
-            col("share", "number"),
-            col("outcome"),
+            col("product", "label"),
             col("verdict", "verdict"),
             col("ratio", "number"),
+            col("outcome"),
+            col("share", "number"),
             col("tile from now on", "code"),
             col("tile before", "code"),
             col("tried", "number"),
@@ -183,7 +189,7 @@ def _dropped(tune: Row) -> list[Block]:
         blocks.append(text(f"{count(refreshed, 'stale row')} of the table passed the gate again."))
     if dropped:
         rows = [[d.get("problem"), d.get("tile"), d.get("reason")] for d in dropped]
-        columns = [col("product"), col("tile", "code"), col("reason", "wide")]
+        columns = [col("product", "label"), col("tile", "code"), col("reason", "wide")]
         blocks.append(table("Stale rows that failed and were dropped", columns, rows))
     return blocks
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.report.page.blocks import Block, text
 from tilewright.report.page.compare import comparison_blocks, machine_blocks
 from tilewright.report.page.ladder import ladder_blocks, rung_rows
-from tilewright.report.page.sections import SECTIONS
+from tilewright.report.page.sections import SECTIONS, tidy
 from tilewright.report.page.tables import (
     agreement_blocks,
     provenance_facts,
@@ -39,6 +38,7 @@ def page_view(sections: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedError(
             f"sections has {', '.join(map(repr, unknown))}; a page has {', '.join(SECTIONS)}"
         )
+    sections = tidy(sections)
     parts: list[dict[str, Any]] = []
     charts: dict[str, Any] = {}
     for name, title, blocks in _parts(sections):
@@ -55,7 +55,7 @@ def page_view(sections: Mapping[str, Any]) -> dict[str, Any]:
         "faults": [str(fault) for fault in sections.get("faults") or ()],
         "summary": [{"lead": lead, "text": said} for lead, said in summary(sections)],
         "parts": parts,
-        "data": plain(charts),
+        "data": charts,
     }
 
 
@@ -77,14 +77,3 @@ def _parts(sections: Mapping[str, Any]) -> list[tuple[str, str, list[Block]]]:
         ("notes", "Notes", [text(*notes)] if notes else []),
         ("provenance", "Where this comes from", provenance_facts(section("provenance"))),
     ]
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it: a number that is not finite becomes None."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

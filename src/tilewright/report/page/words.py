@@ -13,9 +13,13 @@ __all__ = [
     "comparison_of",
     "comparison_words",
     "count",
+    "final_of",
     "interval_text",
     "percent",
+    "problem_verdict",
+    "ratio_of",
     "rejected_words",
+    "shown",
     "summary",
     "tile_text",
     "verdict_of",
@@ -34,9 +38,36 @@ def comparison_of(row: Row) -> Row:
 
 
 def verdict_of(row: Row) -> str:
-    """The verdict of an entry of `comparisons`; "" if it has none."""
+    """The verdict of an entry of `comparisons` as the page shows it; "" if it has none."""
     judgement = comparison_of(row).get("judgement") or {}
-    return str(row.get("verdict") or judgement.get("verdict") or "")
+    return shown(str(row.get("verdict") or judgement.get("verdict") or ""), ratio_of(row))
+
+
+def final_of(problem: Row) -> Row:
+    """The comparison that a tuned problem's verdict is from; {} if it had no finals.
+
+    It is that of the best finalist, of which the last comparison counts.
+    """
+    last = {str(c.get("b")): c for c in problem.get("comparisons") or ()}
+    return max(last.values(), key=lambda c: ratio_of(c) or 0.0, default={})
+
+
+def problem_verdict(problem: Row) -> str:
+    """The verdict on a tuned problem as the page shows it; "" if it has none."""
+    return shown(str(problem.get("verdict") or ""), ratio_of(final_of(problem)))
+
+
+def shown(verdict: str, ratio: float | None) -> str:
+    """A verdict as the page shows it: DISJOINT says of itself not which arm is faster."""
+    if verdict != "DISJOINT" or ratio is None:
+        return verdict
+    return f"DISJOINT {'faster' if ratio >= 1 else 'slower'}"
+
+
+def ratio_of(row: Row) -> float | None:
+    """The ratio of an entry of `comparisons`."""
+    ratio = (comparison_of(row).get("judgement") or {}).get("ratio")
+    return None if ratio is None else float(ratio)
 
 
 def interval_text(ratio: float | None, low: float | None, high: float | None) -> str:
@@ -72,20 +103,21 @@ def comparison_words(row: Row) -> str:
         note = str(row.get("note") or "")
         return f"Both arms are the same code, so nothing was timed. {note}".strip()
     judgement = comparison.get("judgement") or {}
-    ratio = judgement.get("ratio")
     delta = (comparison.get("settings") or {}).get("delta", 0.005)
     figure = interval_text(*(judgement.get(name) for name in ("ratio", "low", "high")))
     reasons = "; ".join(str(reason) for reason in judgement.get("reasons") or ())
     blocks = count(len(comparison.get("blocks") or ()), "block")
-    faster = "faster" if ratio is None or ratio >= 1 else "slower"
-    return {
-        "DISJOINT": f"B is {faster} than A: {figure}, and their times do not overlap in {blocks}.",
+    text = {
+        "DISJOINT faster": f"B is faster than A: {figure}. Their times do not overlap in {blocks}.",
+        "DISJOINT slower": f"B is slower than A: {figure}. Their times do not overlap in {blocks}.",
         "FASTER": f"B is faster than A: {figure} in {blocks}.",
         "SLOWER": f"B is slower than A: {figure} in {blocks}.",
         "SAME": f"No difference of more than {percent(delta)}: {figure} in {blocks}.",
         "UNRESOLVED": f"Not decided in {blocks}: {figure}; {reasons or 'more blocks are needed'}.",
         "VOID": f"Proves nothing: {reasons or 'the run was void'}.",
-    }.get(verdict, f"{verdict or 'No verdict'}: {figure or 'no figure'}.")
+        "WRONG": "WRONG: its result is not right, so its time counts for nothing.",
+    }
+    return text.get(verdict, f"{verdict or 'No verdict'}: {figure or 'no figure'}.")
 
 
 def rejected_words(rejected: Mapping[str, int]) -> str:
@@ -158,7 +190,7 @@ def _won(problems: Sequence[Row], statuses: Counter[str]) -> str:
     parts = []
     if statuses["improved"]:
         best = [p for p in problems if p.get("status") == "improved"]
-        verdicts = Counter(str(p.get("verdict")) for p in best)
+        verdicts = Counter(problem_verdict(p) or "no verdict" for p in best)
         ratios = [p["ratio"] for p in best if p.get("ratio")]
         words = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items())
         span = ""
@@ -171,7 +203,8 @@ def _won(problems: Sequence[Row], statuses: Counter[str]) -> str:
     if statuses["kept"]:
         parts.append(f"the tile in use stays on {count(statuses['kept'], 'product')}")
     if statuses["repaired"]:
-        parts.append(f"a tile in use that was WRONG is replaced on {statuses['repaired']}")
+        where = count(statuses["repaired"], "product")
+        parts.append(f"a tile in use that was WRONG is replaced on {where}")
     if statuses["failed"]:
         parts.append(f"NO tile passed the gate on {count(statuses['failed'], 'product')}")
     text = "; ".join(parts) or "nothing was finished"
@@ -245,7 +278,7 @@ def verification_counts(verification: Row) -> tuple[int, int]:
     """(passed, total): of the groups, or as given."""
     groups = verification.get("groups") or []
     if groups:
-        return sum(g["passed"] for g in groups), sum(g["total"] for g in groups)
+        return sum(g.get("passed", 0) for g in groups), sum(g.get("total", 0) for g in groups)
     return int(verification.get("passed") or 0), int(verification.get("total") or 0)
 
 

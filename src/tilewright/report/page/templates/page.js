@@ -9,7 +9,7 @@
   const css = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
-  // "@name" in a figure is a color of the page; which one it is depends on light or dark.
+  // A color that begins with "@" is one of the page's; its value depends on light or dark.
   const painted = (value) => {
     if (typeof value === "string") return /^@[a-z]+$/.test(value) ? css(value.slice(1)) : value;
     if (Array.isArray(value)) return value.map(painted);
@@ -37,6 +37,19 @@
     return out.map(escaped).join("<br>");
   };
 
+  // Labels of rows stand above their marks, as long as the chart is wide.
+  const labelled = (id, { labels, lift }) => {
+    const px = document.getElementById(id).clientWidth - 24;
+    const fit = (text, each) => {
+      const room = Math.floor(px / each);
+      return escaped(text.length > room ? text.slice(0, room - 3) + "..." : text);
+    };
+    return labels.map(([label, said], row) => ({
+      x: 0, xref: "paper", xanchor: "left", y: row, yref: "y", yshift: lift, showarrow: false,
+      align: "left", bgcolor: css("surface"), borderpad: 0, text: `<b>${fit(label, 8.6)}</b><br>${fit(said, 7.4)}`,
+    }));
+  };
+
   const draw = (id, figure) => {
     const look = {
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -50,8 +63,10 @@
       autosize: true,
     };
     const layout = { ...look, ...painted(figure.layout) };
+    if (figure.labels) layout.annotations = labelled(id, figure);
     for (const name of Object.keys(layout)) {
       if (/^[xy]axis/.test(name)) layout[name] = { fixedrange: true, ...layout[name] };
+      if (layout[name] && layout[name].title) layout[name].title.font = { size: 13 };
     }
     return Plotly.react(id, painted(figure.data), layout, CONFIG);
   };
@@ -87,9 +102,21 @@
     wrong: { name: "rejected: wrong result", symbol: "x", color: "@bad" },
     stopped: { name: "rejected: did not run", symbol: "triangle-up", color: "@bad" },
     untimed: { name: "passed, not timed", symbol: "circle-open", color: "@ink" },
-    some: { name: "some tiles rejected", symbol: "x-thin-open", color: "@bad" },
-    before: { name: "tile in use before", symbol: "diamond-open", color: "#000000" },
-    star: { name: "tile from now on", symbol: "star", color: "#ffffff" },
+    some: { name: "some tiles rejected", symbol: "x", color: "#b33000", line: "#ffffff", size: 9 },
+    before: { name: "tile in use before", symbol: "diamond", color: "#ffffff", line: "#000000" },
+    star: { name: "tile from now on", symbol: "star", color: "#ffffff", line: "#000000" },
+  };
+
+  // Round values between low and high, 1 among them, not too close to each other on a log scale.
+  const ticksOf = (low, high) => {
+    const gap = Math.log2(high / low) / 7;
+    const kept = [1];
+    for (const tick of [0.125, 0.25, 0.5, 2, 4, 8, 16, 0.7, 1.5, 3, 6, 0.8, 1.2, 0.9, 1.1, 0.95,
+      1.05, 0.98, 1.02]) {
+      const near = kept.some((other) => Math.abs(Math.log2(tick / other)) < gap);
+      if (tick > low && tick < high && !near) kept.push(tick);
+    }
+    return kept;
   };
 
   // The heat map: two fields on the axes, the others fixed or "any", best tile of a field shown.
@@ -192,7 +219,7 @@
       const lines = timed.length ? [...timed[0].lines] : [];
       if (!timed.length && !rejected.length && tiles.length) lines.push(...tiles[0].lines);
       if (timed.length > 1) lines.push(`best of ${timed.length} tiles timed here`);
-      for (const tile of rejected.slice(0, 3)) lines.push(...tile.lines);
+      for (const tile of rejected.slice(0, 3)) lines.push(...(lines.length ? [""] : []), ...tile.lines);
       if (rejected.length > 3) lines.push(`and ${rejected.length - 3} more rejected here`);
       return lines;
     };
@@ -222,30 +249,29 @@
         const mark = ["star", "before"].find((name) => tiles.some((t) => t.mark === name));
         if (mark) points[mark].push(point);
       }
-      const ticks = [0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16];
       const [low, high] = [Math.min(1, ...relatives), Math.max(1, ...relatives)];
+      const ticks = ticksOf(low, high);
       const data = [{
         type: "heatmap", x: xs.map((_, i) => i), y: ys.map((_, i) => i), z, text,
         hoverinfo: "text", hoverongaps: false, xgap: 2, ygap: 2, colorscale: "Cividis",
         reversescale: true, zmin: Math.log2(low) - 0.01, zmax: Math.log2(high) + 0.01,
         showscale: relatives.length > 0,
         colorbar: {
-          orientation: "h", y: -0.02, yanchor: "top", ypad: 44, thickness: 12, len: 1,
-          title: { text: "time over that of the tile in use (bright: less time)", side: "bottom" },
-          tickvals: ticks.map(Math.log2), ticktext: ticks.map(String), outlinewidth: 0,
+          orientation: "h", yref: "container", y: 0, yanchor: "bottom", ypad: 4, thickness: 12,
+          len: 1, outlinewidth: 0, tickvals: ticks.map(Math.log2), ticktext: ticks.map(String),
+          title: { text: "time over that of the tile in use", side: "bottom", font: { size: 13 } },
         },
       }];
       for (const [name, look] of Object.entries(MARKS)) {
         if (!points[name].length) continue;
-        const outline = name === "star" ? "#000000" : look.color;
         data.push({
           type: "scatter", mode: "markers", name: look.name, hoverinfo: "text",
           x: points[name].map((p) => p.x), y: points[name].map((p) => p.y),
           text: points[name].map((p) => wrapped(p.lines, width)),
           customdata: points[name].map((p) => p.lines.join("\n")),
           marker: {
-            symbol: look.symbol, color: look.color, size: name === "some" ? 7 : 13,
-            line: { color: outline, width: name === "some" ? 2 : 1.5 },
+            symbol: look.symbol, color: look.color, size: look.size || 13,
+            line: { color: look.line || look.color, width: 1.5 },
           },
         });
       }
@@ -257,8 +283,8 @@
       return draw(id, {
         data,
         layout: {
-          height: 260 + 40 * ys.length, hovermode: "closest", showlegend: true,
-          margin: { l: 40, r: 12, t: 40, b: 120 },
+          height: 250 + 42 * ys.length, hovermode: "closest", showlegend: true,
+          margin: { l: 40, r: 12, t: 40, b: 128 },
           legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
           xaxis: axis(state.x, xs),
           yaxis: { ...axis(state.y, ys), range: [ys.length - 0.5, -0.5] },
@@ -287,8 +313,18 @@
 
   const all = Object.entries(charts).map(([id, chart]) =>
     chart.spaces ? heat(id, chart) : still(id, chart));
-  Promise.all(all).then(() => { document.documentElement.dataset.drawn = "yes"; });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    for (const show of redraw) show();
+  Promise.all(all).then(() => {
+    document.getElementById("undrawn").remove();
+    document.documentElement.dataset.drawn = "yes";
+  });
+  const again = () => { for (const show of redraw) show(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  let waiting = 0;
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone's bars come and go
+    width = innerWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(again, 150);
   });
 })();
