@@ -18,6 +18,7 @@ from tilewright.report.page.words import (
     summary,
     tile_text,
     verdict_of,
+    verification_words,
 )
 
 
@@ -262,6 +263,21 @@ def test_agreement_that_is_not_finite_or_at_fault_is_said() -> None:
     text = agreement_words({**d.AGREEMENT, "mean_kl": None, "faults": ["prompt 2: no tie"]})
     assert "the mean KL divergence is not finite" in text
     assert text.endswith("FAULT: prompt 2: no tie.")
+
+
+@pytest.mark.parametrize(
+    ("verification", "words"),
+    [
+        (d.VERIFICATION, "11 of 12 cases agree with the oracle, 1 FAILED. Of the corruptions made "
+         "on purpose, 1 of 1 were noticed."),
+        ({"passed": 5, "total": 5}, "5 of 5 cases agree with the oracle."),
+        ({"groups": [{"passed": 1, "total": 1}], "complete": False},
+         "1 of 1 case agree with the oracle. The run was interrupted: the rest did not run."),
+    ],
+    ids=["failed", "counts", "interrupted"],
+)  # fmt: skip
+def test_verification_in_words(verification: dict[str, Any], words: str) -> None:
+    assert verification_words(verification) == words
 
 
 def test_small_words() -> None:

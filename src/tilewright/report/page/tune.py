@@ -162,18 +162,18 @@ def _planted(tune: Row) -> list[Block]:
             [
                 col("op"),
                 col("tile", "code"),
-                col("fault", "wide"),
                 col("gate", "verdict"),
                 col("by"),
+                col("fault", "wide"),
                 col("reason", "wide"),
             ],
             [
                 [
                     p.get("op"),
                     str(p.get("text") or tile_text(p.get("tile"))),
-                    p.get("fault"),
                     "REJECTED" if p.get("status") == "rejected" else "LET THROUGH",
                     p.get("check") or p.get("kind"),
+                    p.get("fault"),
                     p.get("reason"),
                 ]
                 for p in planted

@@ -265,12 +265,14 @@ def agreement_words(agreement: Row) -> str:
 def verification_words(verification: Row) -> str:
     """How many cases passed, and what the negative controls showed."""
     passed, total = verification_counts(verification)
-    text = f"{passed} of {count(total, 'case')} agree with the oracle."
-    controls = verification.get("controls") or []
-    visible = [c for c in controls if c.get("visible")]
+    text = f"{passed} of {count(total, 'case')} agree with the oracle"
+    text += f", {total - passed} FAILED." if passed < total else "."
+    if verification.get("complete") is False:
+        text += " The run was interrupted: the rest did not run."
+    visible = [c for c in verification.get("controls") or () if c.get("visible")]
     if visible:
         caught = sum(bool(c.get("caught")) for c in visible)
-        text += f" {caught} of {count(len(visible), 'corruption')} made on purpose were noticed."
+        text += f" Of the corruptions made on purpose, {caught} of {len(visible)} were noticed."
     return text
 
 
