@@ -9,7 +9,6 @@ without a GPU set TRITON_INTERPRET=1; the cases are small enough for the interpr
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -79,8 +78,11 @@ def _cases() -> tuple[Case, ...]:
 
 
 def _device() -> str:
-    interpret = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    return "cuda" if torch.cuda.is_available() and not interpret else "cpu"
+    if not torch.cuda.is_available():
+        return "cpu"
+    from tilewright.ops.w4a16.triton_gemm import INTERPRETED
+
+    return "cpu" if INTERPRETED else "cuda"
 
 
 def on_device(x: torch.Tensor, device: str) -> torch.Tensor:

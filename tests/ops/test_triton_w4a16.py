@@ -1,0 +1,258 @@
+"""The Triton GEMM in the interpreter, held to the oracle of the codes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tilewright.errors import TileError, UnsupportedError
+from tilewright.formats.w4 import W4Codes
+from tilewright.layout.cpu import pack_w4
+from tilewright.layout.triton import WordsW4, pack_w4_words
+from tilewright.ops.check import check_output
+from tilewright.ops.contract import Case
+from tilewright.tiles.tile import Tile
+from tilewright.tune.verify import negative_controls, verify_op
+
+pytest.importorskip(
+    "triton_interpreter", reason="triton is not installed: pip install 'tilewright[triton]'"
+)
+
+from tilewright.ops.w4a16 import triton_gemm
+from tilewright.ops.w4a16.triton_op import OP, w4a16_triton
+from tilewright.ops.w4a16.triton_space import TRITON_SPACE
+from tilewright.ops.w4a16.triton_spec import SPEC, on_device
+
+TILES = {
+    "16x32x32": {"block_m": 16, "block_n": 32, "block_k": 32},
+    "64x16x64": {"block_m": 64, "block_n": 16, "block_k": 64},
+    "32x128x128": {"block_m": 32, "block_n": 128, "block_k": 128},
+}
+
+
+def tile(blocks: str = "16x32x32", dequant: str = "packed") -> Tile:
+    return Tile.of("triton", **TILES[blocks], num_warps=4, num_stages=2, dequant=dequant)
+
+
+def case_of(
+    m=17, n=33, k=192, group=64, dtype="float16", weight_type="uint4", flags: tuple[str, ...] = ()
+) -> Case:
+    return Case(OP, weight_type, dtype, m, n, k, group, "float", flags)
+
+
+def held(case: Case, some: Tile | None, weight: WordsW4 | None = None):
+    inputs = SPEC.make_inputs(case, 0)
+    if weight is not None:
+        inputs = replace(inputs, weight=weight)
+    ref = SPEC.reference(inputs)
+    y = SPEC.run(inputs, tile=some)
+    return check_output(y, ref, SPEC.error_model(inputs, ref))
+
+
+def test_the_kernel_was_imported_for_the_interpreter():
+    assert triton_gemm.INTERPRETED
+
+
+@pytest.mark.parametrize("case", SPEC.cases, ids=lambda case: case.id)
+def test_its_own_cases(case):
+    (row,) = verify_op(SPEC, cases=[case]).rows
+    assert row.passed, row.reason
+
+
+@pytest.mark.parametrize("weight_type", ["uint4", "uint4b8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("group", [32, 64, 128, -1])
+@pytest.mark.parametrize("dequant", ["scalar", "packed"])
+@pytest.mark.parametrize("blocks", TILES)
+def test_every_group_dtype_and_form(blocks, dequant, group, dtype, weight_type):
+    block_k = TILES[blocks]["block_k"]
+    case = case_of(17, 33, 256, group, dtype, weight_type)
+    if group != -1 and block_k > group:
+        with pytest.raises(TileError, match="breaks rule 'one scale a step'"):
+            held(case, tile(blocks, dequant))
+        return
+    result = held(case, tile(blocks, dequant))
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("m", [1, 15, 16, 17, 31, 33])
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (31, 64), (32, 96), (33, 160), (65, 40)])
+def test_ragged_edges(m, n, k):
+    group = 32 if k % 32 == 0 else -1
+    result = held(case_of(m, n, k, group), tile())
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("k", [8, 20, 31, 33, 132, 257])
+def test_k_that_ends_within_a_word_or_a_step(k):
+    result = held(case_of(k=k, group=-1), tile("64x16x64"))
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("n", [7, 8, 9, 33])
+@pytest.mark.parametrize("packed", [False, True], ids=["bytes", "packed"])
+def test_zero_points_in_bytes_and_packed(packed, n):
+    case = case_of(n=n)
+    weight = pack_w4_words(SPEC.make_inputs(case, 0).source, pack_zeros=packed)
+    assert weight.zeros is not None
+    assert weight.zeros.dtype == (torch.int32 if packed else torch.uint8)
+    result = held(case, tile(), weight)
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("name", ["words", "scales", "zeros"])
+@pytest.mark.parametrize("how", ["padded rows", "transposed"])
+def test_operands_with_strides_of_their_own(name, how):
+    case = case_of()
+    weight = SPEC.make_inputs(case, 0).weight
+    stored = getattr(weight, name)
+    if how == "transposed":
+        moved = stored.T.contiguous().T
+    else:
+        wide = torch.full((stored.shape[0], stored.shape[1] + 5), 7, dtype=stored.dtype)
+        wide[:, : stored.shape[1]] = stored
+        moved = wide[:, : stored.shape[1]]
+    assert torch.equal(moved, stored)
+    result = held(case, tile(), replace(weight, **{name: moved}))
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_scales_of_another_dtype_than_x(dtype, scale_dtype):
+    """Scales are multiplied as they are stored: a bfloat16 scale is not cast to float16 first."""
+    case = case_of(dtype=dtype)
+    inputs = SPEC.make_inputs(case, 0)
+    stored = torch.from_numpy(inputs.source.scales * 1.001).to(scale_dtype)
+    codes = replace(inputs.source, scales=stored.float().numpy(), scale_dtype=scale_dtype)
+    inputs = replace(inputs, source=codes, weight=pack_w4_words(codes))
+    assert inputs.weight.scales.dtype == scale_dtype
+    ref = SPEC.reference(inputs)
+    some = tile(dequant="scalar" if dtype == "float32" else "packed")
+    result = check_output(SPEC.run(inputs, tile=some), ref, SPEC.error_model(inputs, ref))
+    assert result.passed, result.reason
+
+
+def test_wide_offsets_give_the_same(monkeypatch):
+    case = case_of(flags=("bias", "strided"))
+    inputs = SPEC.make_inputs(case, 0)
+    narrow = SPEC.run(inputs, tile=tile())
+    asked = []
+    monkeypatch.setattr(triton_gemm, "spans_wide", lambda tensor: asked.append(tensor) or True)
+    assert torch.equal(SPEC.run(inputs, tile=tile()), narrow)
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "wide"),
+    [
+        ((4096, 4096), (4096, 1), False),
+        ((2**16, 2**15), (2**15, 1), True),
+        ((3, 64), (2**30, 1), True),
+        ((3, 64), (1, 2**27), True),
+        ((2**20 - 600, 1500), (2000, 1), False),
+        ((2**20, 2047), (2047, 1), True),
+    ],
+)
+def test_what_needs_64_bits(shape, stride, wide):
+    tensor = torch.empty(1, device="meta").as_strided(shape, stride)
+    assert triton_gemm.spans_wide(tensor) is wide
+
+
+def test_negative_controls_are_seen():
+    controls = negative_controls(SPEC)
+    assert all(control.passed for control in controls)
+    assert {c.name for c in controls if c.visible} == {
+        "flipped nibble", "wrong scale", "swapped zero point", "zeroed outputs",
+    }  # fmt: skip
+
+
+def test_two_runs_agree_bit_for_bit():
+    inputs = SPEC.make_inputs(case_of(), 0)
+    assert torch.equal(SPEC.run(inputs), SPEC.run(inputs))
+
+
+def test_no_rows_launch_nothing(monkeypatch):
+    monkeypatch.setattr(triton_gemm, "launch_w4a16", None)
+    inputs = SPEC.make_inputs(case_of(m=0), 0)
+    y = w4a16_triton(inputs.x, inputs.weight)
+    assert y.shape == (0, 33)
+    assert y.dtype == torch.float16
+
+
+def test_the_cpu_needs_the_interpreter(monkeypatch):
+    monkeypatch.setattr(triton_gemm, "INTERPRETED", False)
+    inputs = SPEC.make_inputs(case_of(), 0)
+    with pytest.raises(UnsupportedError, match="x is on the CPU.*set TRITON_INTERPRET=1"):
+        w4a16_triton(inputs.x, inputs.weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"x": [1.0]}, TypeError, "x is list; pass a torch.Tensor"),
+        (
+            {"x": torch.zeros(2, 192, dtype=torch.int32)},
+            UnsupportedError,
+            "x has dtype torch.int32",
+        ),
+        ({"x": torch.zeros(2, 191)}, ValueError, "its last dimension must be K=192"),
+        ({"x": torch.tensor(1.0)}, ValueError, "its last dimension must be K=192"),
+        ({"x": torch.zeros(2, 192, device="meta")}, ValueError, "x is on meta, the weight on cpu"),
+        ({"weight": torch.zeros(3)}, TypeError, "pack it with tilewright.layout.triton"),
+        ({"bias": torch.zeros(32)}, ValueError, r"it must be floating point \[N=33\]"),
+        ({"bias": torch.zeros(33, dtype=torch.int8)}, ValueError, "it must be floating point"),
+        ({"bias": torch.zeros(33, device="meta")}, ValueError, "x is on cpu, the bias on meta"),
+        ({"tile": Tile.of("dot", unroll=8)}, TileError, "algorithm 'dot' is not in w4a16/triton"),
+        ({"tile": Tile.of("triton", block_m=16)}, TileError, "triton has the fields"),
+        ({"tile": tile().replace(block_n=48)}, TileError, "block_n=48 is none of"),
+        ({"tile": tile("32x128x128")}, TileError, "breaks rule 'one scale a step'"),
+    ],
+)
+def test_bad_calls(changes, error, message):
+    inputs = SPEC.make_inputs(case_of(), 0)
+    arguments = {"x": inputs.x, "weight": inputs.weight, "bias": None, "tile": None, **changes}
+    with pytest.raises(error, match=message):
+        w4a16_triton(arguments["x"], arguments["weight"], arguments["bias"], tile=arguments["tile"])
+
+
+def test_a_weight_of_another_layout_is_refused():
+    inputs = SPEC.make_inputs(case_of(), 0)
+    with pytest.raises(TypeError, match="weight is PackedW4"):
+        w4a16_triton(inputs.x, pack_w4(inputs.source))
+
+
+def test_a_view_keeps_its_strides_and_its_surroundings_on_another_device():
+    x = torch.arange(100.0).as_strided((3, 4), (20, 2), 5)
+    moved = on_device(x, "cpu")
+    assert torch.equal(moved, x)
+    assert moved.stride() == x.stride()
+    assert moved.storage_offset() == 5
+    assert moved.untyped_storage().nbytes() == 400
+
+
+@pytest.mark.parametrize("row", ["sym", "asym"])
+def test_a_product_by_hand(row):
+    """Two groups of 8 codes: y = 2 (1 - 8) + 0.5 (15 - 8) on the first and last column."""
+    codes = np.full((1, 16), 8, np.uint8)
+    codes[0, 0], codes[0, 15] = 1, 15
+    zeros = None if row == "sym" else np.array([[8, 3]], np.uint8)
+    weight = W4Codes(codes, np.array([[2.0, 0.5]], np.float32), zeros, 8, None, torch.float16)
+    x = torch.zeros(1, 16, dtype=torch.float16)
+    x[0, 0], x[0, 15] = 1, 1
+    some = Tile.of(
+        "triton", block_m=16, block_n=16, block_k=8, num_warps=1, num_stages=1, dequant="packed"
+    )
+    y = torch.empty(1, 1, dtype=torch.float16)
+    # A step of 8 is too short for a GPU's dot, and right all the same.
+    triton_gemm.launch_w4a16(x, pack_w4_words(weight), None, y, some)
+    assert y.item() == 2 * (1 - 8) + 0.5 * (15 - (8 if row == "sym" else 3))
+
+
+def test_the_space_takes_every_case_of_the_spec():
+    for case in SPEC.cases:
+        problem = case.problem("interpreter")
+        TRITON_SPACE.check(TRITON_SPACE.default(problem), problem)

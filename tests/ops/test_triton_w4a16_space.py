@@ -1,0 +1,133 @@
+"""The tile space of the Triton kernel: rules, limits of chips, defaults, planted tiles."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewright.errors import TileError
+from tilewright.ops.w4a16.triton_planted import PLANTED
+from tilewright.ops.w4a16.triton_space import (
+    RULES,
+    TRITON_SPACE,
+    smem_bytes,
+    smem_limit_bytes,
+    warp_size,
+)
+from tilewright.tiles.tile import Problem, Tile
+
+ARCHS = ("interpreter", "gfx1151", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_89", "sm_90")
+BASE = Tile.of(
+    "triton", block_m=64, block_n=64, block_k=32, num_warps=4, num_stages=2, dequant="packed"
+)
+
+
+def problem(arch="gfx1151", dtype="float16", m=512, group=128, k=4096) -> Problem:
+    return Problem("w4a16_triton", arch, dtype, "uint4", "float", m, 4096, k, group)
+
+
+@pytest.mark.parametrize(
+    ("changes", "at", "rule"),
+    [
+        ({"block_k": 256}, {}, "one scale a step"),
+        ({"block_k": 64}, {"group": 32}, "one scale a step"),
+        ({"block_k": 64}, {"group": 96}, "one scale a step"),
+        ({}, {"dtype": "float32"}, "packed for 16 bits"),
+        ({"block_m": 48}, {}, "powers of two"),
+        ({"block_n": 8}, {}, "powers of two"),
+        ({"block_k": 24}, {"group": -1}, "powers of two"),
+        ({"block_k": 16, "block_n": 24}, {}, "powers of two"),
+        ({"block_k": 4}, {}, "whole words"),
+        ({"block_m": 256, "block_k": 64, "num_stages": 3}, {}, "shared memory"),
+        ({"block_m": 256, "block_n": 64, "block_k": 128}, {"arch": "sm_89"}, "shared memory"),
+        ({"block_m": 128, "block_n": 256, "num_warps": 4}, {}, "registers"),
+        ({"block_m": 128, "block_n": 512, "num_warps": 16}, {"arch": "sm_90"}, "registers"),
+    ],
+)
+def test_a_tile_breaks_the_rule(changes, at, rule):
+    broken = [r.name for r in RULES if not r.holds(BASE.replace(**changes), problem(**at))]
+    assert rule in broken
+
+
+@pytest.mark.parametrize(
+    ("changes", "at"),
+    [
+        ({}, {}),
+        ({"block_k": 128}, {}),
+        ({"block_k": 256}, {"group": -1}),
+        ({"block_k": 256}, {"group": 384, "k": 384}),
+        ({"block_k": 64}, {"group": 64}),
+        ({"dequant": "scalar"}, {"dtype": "float32"}),
+        # Tiles that a vendor's tuner chose on gfx1151.
+        ({"block_m": 128, "block_n": 512, "num_warps": 16, "num_stages": 1}, {}),
+        ({"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 1}, {}),
+        ({"block_m": 64, "block_n": 16, "block_k": 64, "num_warps": 1}, {}),
+        ({"block_m": 128, "block_n": 256, "num_warps": 8}, {"arch": "sm_90"}),
+    ],
+)
+def test_a_tile_keeps_every_rule(changes, at):
+    TRITON_SPACE.check(BASE.replace(**changes), problem(**at))
+
+
+def test_every_rule_says_why():
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(len(rule.why) > 20 for rule in RULES)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 256, -1])
+def test_the_default_is_legal(arch, dtype, group):
+    for m in (1, 16, 17, 32, 64, 512, 8192):
+        at = problem(arch, dtype, m, group, 4096 if group != 96 else 960)
+        TRITON_SPACE.check(TRITON_SPACE.default(at), at)
+
+
+@pytest.mark.parametrize(
+    ("arch", "limit"),
+    [
+        ("gfx1151", 65536),
+        ("gfx90a", 65536),
+        ("gfx950", 163840),
+        ("sm_80", 166912),
+        ("sm_89", 101376),
+        ("sm_90", 232448),
+        ("sm_999", 49152),
+        ("interpreter", None),
+    ],
+)
+def test_limits_of_chips(arch, limit):
+    assert smem_limit_bytes(arch) == limit
+
+
+def test_warps():
+    assert [warp_size(arch) for arch in ("gfx90a", "gfx1151", "sm_90")] == [64, 32, 32]
+
+
+def test_a_default_never_needs_more_than_the_smallest_chip():
+    """A default of 147 KB on a chip of 99 KB was a public failure of a hand-made table."""
+    for m in (1, 32, 512):
+        at = problem("sm_999", m=m)
+        assert smem_bytes(TRITON_SPACE.default(at), at) <= 48 * 1024
+
+
+def test_candidates_differ_by_chip():
+    counts = {arch: len(TRITON_SPACE.candidates(problem(arch))) for arch in ARCHS}
+    assert counts["gfx1151"] < counts["interpreter"]
+    assert counts["sm_89"] < counts["sm_90"] < counts["interpreter"]
+    assert all(count > 100 for count in counts.values())
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_a_planted_tile_is_outside_the_space_and_pretends_to_be_inside(planted):
+    for case in planted.cases:
+        at = case.problem("interpreter")
+        TRITON_SPACE.check(planted.honest, at)
+        with pytest.raises(TileError, match="triton has the fields"):
+            TRITON_SPACE.check(planted.tile, at)
+    assert planted.tile not in set(TRITON_SPACE.every())
+
+
+def test_there_is_a_planted_tile_for_each_kind_of_fault():
+    assert [planted.name for planted in PLANTED] == [
+        "partial-rows", "k-tail", "group-straddled", "scale-row", "past-the-end", "stale-buffer",
+    ]  # fmt: skip
