@@ -22,6 +22,7 @@ from tilewright.cli.common import (
 
 if TYPE_CHECKING:
     from tilewright.ops.contract import Case
+    from tilewright.tune.gate_proof import GateProof
     from tilewright.tune.verify import Control, VerifyReport
 
 
@@ -31,9 +32,16 @@ if TYPE_CHECKING:
         "tilewright verify --model smollm2",
         "tilewright verify --op mmq --case Q4_K-M17 --seed 7",
         "tilewright verify --negative-controls --json > verify.json",
+        "tilewright verify --gate --op mmq",
     )
 )
-@click.option("--op", "ops", multiple=True, help="Only this op; may be repeated.  [default: all]")
+@click.option(
+    "--op",
+    "ops",
+    multiple=True,
+    help="Only this op; may be repeated. With --gate also your own, as file.py:NAME.  "
+    "[default: all]",
+)
 @click.option(
     "--model",
     type=ModelPath(hub=True),
@@ -54,6 +62,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Corrupt weights and results on purpose too, and demand that the check notices.",
 )
+@click.option(
+    "--gate",
+    is_flag=True,
+    help="Instead, prove that the tuner's gate rejects every planted wrong tile and says why, and "
+    "lets right tiles pass.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @threads_option
 def verify(
@@ -63,6 +77,7 @@ def verify(
     activations: str,
     seed: int,
     negative_controls: bool,
+    gate: bool,
     as_json: bool,
     threads: int | None,
 ) -> None:
@@ -73,6 +88,22 @@ def verify(
     """
     used = set_threads(threads)
     from tilewright.report.provenance import provenance
+
+    if gate:
+        if model is not None or negative_controls:
+            raise click.UsageError(
+                "--gate proves the gate itself, on products of its own; leave out --model and "
+                "--negative-controls"
+            )
+        proof = _gate_proof(ops, case_filter, activations, seed)
+        if as_json:
+            record = provenance(["tilewright", *sys.argv[1:]], threads=used)
+            whole = {"provenance": record, **proof.as_dict()}
+            click.echo(json.dumps(whole, indent=2, allow_nan=False))
+        else:
+            click.echo("\n".join(proof.lines()))
+        _leave(proof.passed, proof.complete, bool(proof.failures))
+        return
     from tilewright.report.verify import (
         control_lines,
         controls_hold,
@@ -96,7 +127,12 @@ def verify(
         for line in control_lines(controls):
             click.echo(line)
         click.echo(summary_line(report))
-    if not report.complete and not report.failures:
+    _leave(good, report.complete, bool(report.failures))
+
+
+def _leave(good: bool, complete: bool, failed: bool) -> None:
+    """Exit with what the run deserves; return if it holds."""
+    if not complete and not failed:
         sys.exit(130)
     if not good:
         sys.exit(3)
@@ -134,6 +170,31 @@ def _chosen(
             "Q4_1-M17-N97-K576-fp16)"
         )
     return chosen
+
+
+def _gate_proof(ops: Sequence[str], text: str | None, activations: str, seed: int) -> GateProof:
+    from tilewright.ops.catalog import SPECS, load_spec
+    from tilewright.tune.gate_proof import GateProof, prove
+
+    def wanted(case: Case) -> bool:
+        named = text is None or text in case.id
+        return named and activations in ("all", case.activations)
+
+    with progress_bar("gate") as move:
+        proofs = []
+        for op in dict.fromkeys(ops or SPECS):
+            proofs.append(
+                prove(
+                    load_spec(op), seed=seed, wanted=wanted,
+                    on_row=lambda row, done, total: move(done, total, f"{row.title} {row.case}"),
+                )
+            )  # fmt: skip
+            if not proofs[-1].complete:
+                break
+    proof = GateProof.join(proofs)
+    if proof.complete and not proof.rows:
+        raise click.UsageError("no case is left; loosen --op, --case or --activations")
+    return proof
 
 
 def _verify(cases: Mapping[str, Sequence[Case]], seed: int) -> VerifyReport:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from tilewright.ops.cpu.planted import planted_tiles
 from tilewright.ops.cpu.simd import has_avx512
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.tiles.tile import Problem, Tile
@@ -107,6 +108,15 @@ def _default(problem: Problem) -> Tile:
     return Tile.of("panel", mr=mr, nv=nv, block_parts=16, threads=0)
 
 
+def extents(tile: Tile) -> dict[str, tuple[int, ...]]:
+    """Rows of x, rows of W and columns of both that one piece of the tile covers."""
+    if tile.algorithm in ("panel", "int8"):
+        return {"M": (tile.mr,), "N": (16 * tile.nv,), "K": (32 * tile.block_parts,)}
+    if tile.algorithm == "dot":
+        return {"K": (32 * tile.unroll,)}
+    return {"N": (tile.panel_rows,)} if tile.algorithm == "blas" else {}
+
+
 def cpu_space(op: str) -> TileSpace:
     """The CPU tile space of `op` ("mmq" or "w4a16")."""
     return TileSpace(
@@ -130,4 +140,6 @@ def cpu_space(op: str) -> TileSpace:
         },
         rules=RULES,
         default=_default,
+        extents=extents,
+        planted=planted_tiles(op, wide=has_avx512()),
     )

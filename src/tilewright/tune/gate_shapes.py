@@ -1,0 +1,112 @@
+"""Products around a tile's own numbers: where it ends, and where one piece more or less begins.
+
+A tile that covers whole pieces of M, N and K only is right on the shape it was tuned for and wrong
+on the next. Its space says how large a piece is (`TileSpace.extents`); where it does not, every
+number of the tile may be one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.device import cpu_device
+from tilewright.ops.contract import Case, OpSpec
+from tilewright.tiles.tile import Tile
+
+__all__ = ["ragged_cases"]
+
+_USUAL = {"M": 4, "N": 16, "K": 256}  # pieces of a tile that names none
+_MOST_K = 8192
+_LONG = 256
+_MOST = 4096  # a larger number of a tile is no piece that a small product could straddle
+_MOST_ROWS = 64  # of a piece that is guessed: fewer rows than a piece are ragged too
+_FLAGS = (("bias", "strided"), ("outliers",), ("transposed",))
+
+
+def ragged_cases(spec: OpSpec, tile: Tile, case: Case, *, arch: str | None = None) -> list[Case]:
+    """Small products around the pieces of `tile`, of the types and flags of `case`.
+
+    Each of M, N and K is once ragged alone, and all are at once: below one piece, above one, above
+    two. A row of a table serves every M of its bucket, so M - 1 is among them. K takes the steps
+    that the spec's own cases of this weight type and group take, and N is K where it is in all of
+    them. Flags that the spec's cases know (bias, strided and transposed x, outliers) ride along.
+
+    Args:
+        arch: whose rules shapes are held to; None for this CPU's. Left out are shapes for which
+            the tile breaks a rule of the space that it obeys for `case`.
+    """
+    pieces = _pieces(spec, tile)
+    step = _k_step(spec, case)
+    square = all(c.N == c.K for c in (*spec.cases, case))
+    flags = _flags(spec, case)
+    kept = set(case.flags) - {"edge"}  # which needs more rows than the smallest weights have
+    found: dict[str, Case] = {}
+    for piece in range(max(len(sizes) for sizes in pieces.values())):
+        m, n, k = (sizes[min(piece, len(sizes) - 1)] for sizes in pieces.values())
+        whole = _whole(k, step)
+        below = max(whole - step, step)
+        shapes = [
+            (2 * m, 2 * n, whole + step),
+            (2 * m, 2 * n + 1, whole),
+            (2 * m + 1, 2 * n, whole),
+            (max(m - 1, 1), max(n - 1, 1), below),
+            (m + 1, n + 1, whole + step),
+            (1, 1, step),
+            (max(case.M - 1, 1), n + 1, below),
+        ]
+        for i, (rows, columns, depth) in enumerate(shapes):
+            more = set(flags[i % len(flags)]) if i >= 4 and flags else set()
+            if case.act_dtype == "float16" and depth < _LONG:
+                more.discard("outliers")  # few large weights on them could overflow the output
+            columns = depth if square else columns
+            ragged = replace(case, M=rows, N=columns, K=depth, flags=tuple({*kept, *more}))
+            found[ragged.id] = ragged
+    found.pop(case.id, None)
+    return [c for c in found.values() if _legal(spec, tile, case, c, arch)]
+
+
+def _pieces(spec: OpSpec, tile: Tile) -> dict[str, tuple[int, ...]]:
+    """Sizes of the tile's pieces in M, N and K."""
+    space = None if spec.space is None else spec.space()
+    named: Mapping[str, Sequence[int]] = {}
+    if space is not None and space.extents is not None:
+        named = space.extents(tile)
+        every: tuple[int, ...] = ()
+    else:
+        numbers = {v for _, v in tile if isinstance(v, int) and 1 < v <= _MOST}
+        every = tuple(sorted(numbers))
+    most = {"M": _MOST if named else _MOST_ROWS, "N": _MOST, "K": _MOST}
+    return {
+        d: tuple(e for e in named.get(d, every) if e <= most[d]) or (_USUAL[d],)
+        for d in ("M", "N", "K")
+    }
+
+
+def _k_step(spec: OpSpec, case: Case) -> int:
+    """What the K of the spec's cases of this type and group are multiples of, and this case's."""
+    depths = [c.K for c in spec.cases if (c.weight_type, c.group) == (case.weight_type, case.group)]
+    return math.gcd(case.K, *depths)
+
+
+def _whole(piece: int, step: int) -> int:
+    """The smallest K that whole pieces fill, or one close to a piece where that is too large."""
+    both = math.lcm(piece, step)
+    return both if both <= _MOST_K else -(-piece // step) * step
+
+
+def _flags(spec: OpSpec, case: Case) -> list[tuple[str, ...]]:
+    known = {flag for c in spec.cases for flag in c.flags if c.activations == case.activations}
+    kept = [tuple(flag for flag in some if flag in known) for some in _FLAGS]
+    return [some for some in kept if some]
+
+
+def _legal(spec: OpSpec, tile: Tile, case: Case, ragged: Case, arch: str | None) -> bool:
+    if spec.space is None:
+        return True
+    name = cpu_device().arch if arch is None else arch
+    tuned, other = case.problem(name), ragged.problem(name)
+    return all(
+        rule.holds(tile, other) or not rule.holds(tile, tuned) for rule in spec.space().rules
+    )
