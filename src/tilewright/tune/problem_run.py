@@ -296,10 +296,8 @@ class ProblemRun:
         if self._baseline is None:
             if self._host.stopping:
                 return self._kept("interrupted before a candidate was verified")
-            wrong = (
-                "every tile" if len(self._by_tile) > len(self._candidates) else "every tile tried"
-            )
-            return self._failed(f"{wrong} was rejected, the one in use among them")
+            kinds = ", ".join(f"{kind} {count}" for kind, count in report.rejected.items())
+            return self._failed(f"no tile passed the gate; of {report.tried} tried: {kinds}")
         winner, comparison = self._finals(self._faster()[: self._settings.finalists])
         if winner is None and self._repairing:
             winner = self._baseline

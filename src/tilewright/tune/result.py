@@ -221,9 +221,10 @@ class TuneReport:
         return 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Values of JSON, complete: what the report page and `tables export` read."""
+        """Values of JSON, complete: what the report page shows."""
+        header = asdict(self.header)
         return {
-            "header": asdict(self.header),
+            "header": {k: list(v) if isinstance(v, tuple) else v for k, v in header.items()},
             "provenance": dict(self.provenance),
             "settings": self.settings,
             "machine": self.machine,

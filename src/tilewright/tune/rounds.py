@@ -8,12 +8,13 @@ which the very outputs that were timed are held to the oracle again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tilewright.errors import MeasureError
 from tilewright.measure import Block, Clock, Comparison, CpuClock, CpuFlusher
 from tilewright.measure.compare import compare_many
 from tilewright.measure.sample import SamplePlan, plan_samples, run_blocks
@@ -106,8 +107,9 @@ class Bench:
         Raises:
             LaunchFailed: a tile raised.
         """
-        arms = {str(tile): self._launch(tile) for tile in (incumbent, *tiles)}
-        plan = self._plan(arms)
+        launches = {tile: self._launch(tile) for tile in (incumbent, *tiles)}
+        plan = self._plan(launches)
+        arms = {str(tile): launch for tile, launch in launches.items()}
         name = str(incumbent)
         done: list[Block] = []
         for first in (True, False):
@@ -135,17 +137,16 @@ class Bench:
             LaunchFailed: a tile raised.
             KeyboardInterrupt: before the first block was finished.
         """
-        arms = {str(tile): self._launch(tile) for tile in finalists}
-        base = self._launch(incumbent)
-        plan = self._plan({str(incumbent): base, **arms})
+        launches = {tile: self._launch(tile) for tile in (incumbent, *finalists)}
+        plan = self._plan(launches)
 
         def post_check() -> str | None:
             wrong = [f"{t}: {why}" for t in (incumbent, *finalists) if (why := self.recheck(t))]
             return "; ".join(wrong) or None
 
         found = compare_many(
-            base,
-            arms,
+            launches[incumbent],
+            {str(tile): launches[tile] for tile in finalists},
             baseline_name=str(incumbent),
             blocks=self._timing.blocks,
             cold=self.cold,
@@ -190,13 +191,25 @@ class Bench:
 
         return launch
 
-    def _plan(self, arms: dict[str, Callable[[], None]]) -> SamplePlan:
-        for launch in arms.values():
+    def _plan(self, arms: Mapping[Tile, Callable[[], None]]) -> SamplePlan:
+        """The one plan that all arms share.
+
+        Raises:
+            LaunchFailed: a tile raised, or cannot be timed by this clock.
+        """
+        sample_us = 1.0 if self.cold else self._timing.sample_us
+        plans = []
+        for tile, launch in arms.items():
             launch()  # loads what the gate has compiled
-        if self.cold:
-            plan = plan_samples(arms, self._clock, flush=self._flush, sample_us=1.0)
-            return SamplePlan(plan.launches, 1)
-        return plan_samples(arms, self._clock, sample_us=self._timing.sample_us)
+            try:
+                plans.append(
+                    plan_samples(
+                        {str(tile): launch}, self._clock, flush=self._flush, sample_us=sample_us
+                    )
+                )
+            except MeasureError as error:
+                raise LaunchFailed(tile, error) from error
+        return SamplePlan(max(p.launches for p in plans), min(p.readings for p in plans))
 
 
 def problem_case(problem: Problem) -> Case:
