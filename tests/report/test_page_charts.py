@@ -118,8 +118,9 @@ def test_the_heat_map_knows_every_candidate_and_why_it_was_rejected() -> None:
         assert tile["state"] == kinds[outcome.kind]
         assert tile["kind"] == outcome.kind
         if outcome.passed:
-            assert candidate.score is not None
-            assert tile["relative"] == pytest.approx(1 / candidate.score)
+            in_use = candidate.tile == problem.incumbent
+            assert (candidate.score is None) == in_use
+            assert tile["relative"] == pytest.approx(1 / (candidate.score or 1.0))
             assert outcome.reason == ""
         else:
             assert tile["relative"] is None
@@ -147,6 +148,22 @@ def test_states_of_candidates(candidate: dict[str, Any], state: str) -> None:
     (made,) = heat_map({"candidates": [{"tile": tile, **candidate}]})["tiles"]
     assert made["state"] == state
     assert (made["relative"] is not None) == (state == "timed")
+
+
+def test_the_tile_in_use_has_the_times_that_the_others_ran_beside() -> None:
+    used, other = {"algorithm": "dot", "unroll": 4}, {"algorithm": "dot", "unroll": 8}
+    problem = {
+        "incumbent": used,
+        "candidates": [
+            {"tile": used, "status": "ok", "us": [], "incumbent_us": []},
+            {"tile": other, "status": "ok", "us": [8.0, 9.0], "incumbent_us": [4.0, 6.0],
+             "score": 0.5},
+        ],
+    }  # fmt: skip
+    first, second = heat_map(problem)["tiles"]
+    assert (first["state"], first["relative"], first["mark"]) == ("timed", 1.0, "before")
+    assert first["lines"][1] == "median 5 us of 2 rounds"
+    assert second["relative"] == 2.0
 
 
 def test_field_values_of_mixed_types_are_ordered() -> None:
@@ -204,7 +221,7 @@ def test_the_summary_of_tuning_says_what_was_tuned_won_and_rejected() -> None:
     ratio = report.problems[0].ratio
     assert lines["Won"] == (
         f"A new tile on 1 product (1 DISJOINT faster, {ratio:.3f}x against the tile in use); the "
-        "tile in use stays on 1 product."
+        "tile in use stays on 1 product (1 SAME)."
     )
     assert lines["Rejected"] == (
         "9 of 54 tiles: 4 by the check oracle, 2 by the check guard-bands, 2 because it did not "
@@ -225,7 +242,7 @@ def test_a_gate_that_lets_a_planted_tile_through_is_shouted() -> None:
     [
         ("failed", "NO tile passed the gate on 1 product."),
         ("repaired", "A tile in use that was WRONG is replaced on 1 product."),
-        ("kept", "The tile in use stays on 1 product."),
+        ("kept", "The tile in use stays on 1 product (1 no rival)."),
         ("skipped", "Nothing was finished."),
     ],
 )
@@ -248,6 +265,12 @@ def test_the_summary_of_one_comparison_is_its_verdict() -> None:
     found = d.comparison(0.05, seed=4)
     (line,) = summary({"comparisons": [found.to_dict()]})
     assert line == ("Verdict", comparison_words(found.to_dict()))
+
+
+def test_titles_of_arms_lose_their_markdown() -> None:
+    arms = {"a": {"title": "`sleep 1`"}, "b": {"title": "`sleep 2`"}}
+    (line,) = summary({"arms": arms, "comparisons": [judged("SLOWER", 0.5)]})
+    assert line[1].startswith("B (sleep 2) against A (sleep 1): B is slower than A: 0.5000x")
 
 
 def test_the_summary_of_a_ladder_names_the_wrong_rungs() -> None:

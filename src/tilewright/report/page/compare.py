@@ -14,6 +14,7 @@ from tilewright.report.page.words import (
     comparison_of,
     comparison_words,
     interval_text,
+    unquoted,
     verdict_of,
 )
 
@@ -149,5 +150,5 @@ def _arms(arms: Row) -> Block:
     rows = []
     for name, arm in arms.items():
         said = (arm.get("title"), arm.get("verified")) if isinstance(arm, Mapping) else (arm,)
-        rows.append((str(name).upper(), "; ".join(str(v) for v in said if v)))
+        rows.append((str(name).upper(), unquoted("; ".join(str(v) for v in said if v))))
     return facts(rows)

@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.report.compare import time_text
 from tilewright.report.page.words import tile_text
 
-__all__ = ["candidate_state", "heat_map", "problem_label", "relative_time"]
+__all__ = ["candidate_state", "candidates_of", "heat_map", "problem_label", "relative_time"]
 
 
 def heat_map(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def heat_map(problem: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, dict[str, list[Any]]] = {}
     tiles = []
     winner, incumbent = problem.get("winner"), problem.get("incumbent")
-    for candidate in problem.get("candidates") or ():
+    for candidate in candidates_of(problem):
         own = dict(candidate.get("tile") or {})
         algorithm = str(own.pop("algorithm", "tile"))
         for name, value in own.items():
@@ -56,6 +56,18 @@ def heat_map(problem: Mapping[str, Any]) -> dict[str, Any]:
         "tiles": tiles,
         "first": str(first.get("algorithm", "")),
     }
+
+
+def candidates_of(problem: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The candidates of a tuned problem, the tile in use with the samples that the others ran
+    beside: it is what they are measured against, so its score is 1."""
+    found = [dict(candidate) for candidate in problem.get("candidates") or ()]
+    beside = dict.fromkeys(us for c in found for us in c.get("incumbent_us") or ())
+    for candidate in found:
+        in_use = _same(candidate, problem.get("incumbent"))
+        if in_use and beside and candidate.get("status") != "rejected":
+            candidate |= {"us": list(beside), "score": 1.0}
+    return found
 
 
 def problem_label(problem: Mapping[str, Any]) -> str:

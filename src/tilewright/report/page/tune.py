@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.report.compare import time_text
 from tilewright.report.page.blocks import Block, chart, col, table, text
-from tilewright.report.page.heat import heat_map, problem_label, relative_time
+from tilewright.report.page.heat import candidates_of, heat_map, problem_label, relative_time
 from tilewright.report.page.words import (
     count,
     percent,
@@ -105,7 +105,7 @@ def _products(problems: list[Row]) -> Block:
 
 def _candidates(problem: Row) -> Block:
     rows = []
-    for candidate in problem["candidates"]:
+    for candidate in candidates_of(problem):
         us = candidate.get("us") or []
         relative = relative_time(candidate)
         error = candidate.get("oracle_error")
@@ -140,7 +140,7 @@ def _candidates(problem: Row) -> Block:
 
 
 def _said(problem: Row) -> str:
-    candidates = problem["candidates"]
+    candidates = candidates_of(problem)
     rejected = problem.get("rejected") or {}
     number = sum(rejected.values())
     scored = [c for c in candidates if relative_time(c)]

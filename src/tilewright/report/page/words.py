@@ -22,6 +22,7 @@ __all__ = [
     "shown",
     "summary",
     "tile_text",
+    "unquoted",
     "verdict_of",
     "verification_words",
 ]
@@ -86,6 +87,11 @@ def percent(share: float | None, digits: int = 1) -> str:
 def count(number: int, noun: str, plural: str = "") -> str:
     """2, "tile" -> "2 tiles"."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def unquoted(text: str) -> str:
+    """A text without Markdown's backticks."""
+    return text.replace("`", "")
 
 
 def tile_text(tile: Any) -> str:
@@ -190,9 +196,8 @@ def _won(problems: Sequence[Row], statuses: Counter[str]) -> str:
     parts = []
     if statuses["improved"]:
         best = [p for p in problems if p.get("status") == "improved"]
-        verdicts = Counter(problem_verdict(p) or "no verdict" for p in best)
         ratios = [p["ratio"] for p in best if p.get("ratio")]
-        words = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items())
+        words = _verdicts(best)
         span = ""
         if ratios:
             low, high = f"{min(ratios):.3f}x", f"{max(ratios):.3f}x"
@@ -201,7 +206,8 @@ def _won(problems: Sequence[Row], statuses: Counter[str]) -> str:
             f"a new tile on {count(len(best), 'product')} ({words}{span} against the tile in use)"
         )
     if statuses["kept"]:
-        parts.append(f"the tile in use stays on {count(statuses['kept'], 'product')}")
+        words = _verdicts([p for p in problems if p.get("status") == "kept"])
+        parts.append(f"the tile in use stays on {count(statuses['kept'], 'product')} ({words})")
     if statuses["repaired"]:
         where = count(statuses["repaired"], "product")
         parts.append(f"a tile in use that was WRONG is replaced on {where}")
@@ -211,8 +217,13 @@ def _won(problems: Sequence[Row], statuses: Counter[str]) -> str:
     return text[0].upper() + text[1:] + "."
 
 
+def _verdicts(problems: Sequence[Row]) -> str:
+    verdicts = Counter(problem_verdict(problem) or "no rival" for problem in problems)
+    return ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
+
+
 def _comparisons(rows: Sequence[Row], arms: Mapping[str, Any]) -> str:
-    titles = [str((arms.get(name) or {}).get("title") or "") for name in ("a", "b")]
+    titles = [unquoted(str((arms.get(name) or {}).get("title") or "")) for name in ("a", "b")]
     who = f"B ({titles[1]}) against A ({titles[0]}): " if all(titles) else ""
     if len(rows) == 1:
         return who + comparison_words(rows[0])

@@ -98,6 +98,7 @@
   };
 
   const ANY = "any";
+  const MOST = 4; // times the tile in use: beyond it all colors are the same
   const MARKS = {
     wrong: { name: "rejected: wrong result", symbol: "x", color: "@bad" },
     stopped: { name: "rejected: did not run", symbol: "triangle-up", color: "@bad" },
@@ -249,8 +250,11 @@
         const mark = ["star", "before"].find((name) => tiles.some((t) => t.mark === name));
         if (mark) points[mark].push(point);
       }
-      const [low, high] = [Math.min(1, ...relatives), Math.max(1, ...relatives)];
+      const low = Math.max(1 / MOST, Math.min(1, ...relatives));
+      const slowest = Math.max(1, ...relatives);
+      const high = Math.min(MOST, slowest);
       const ticks = ticksOf(low, high);
+      if (slowest > MOST) ticks.push(MOST);
       const data = [{
         type: "heatmap", x: xs.map((_, i) => i), y: ys.map((_, i) => i), z, text,
         hoverinfo: "text", hoverongaps: false, xgap: 2, ygap: 2, colorscale: "Cividis",
@@ -258,7 +262,8 @@
         showscale: relatives.length > 0,
         colorbar: {
           orientation: "h", yref: "container", y: 0, yanchor: "bottom", ypad: 4, thickness: 12,
-          len: 1, outlinewidth: 0, tickvals: ticks.map(Math.log2), ticktext: ticks.map(String),
+          len: 1, outlinewidth: 0, tickvals: ticks.map(Math.log2),
+          ticktext: ticks.map((tick) => (tick === MOST ? `${tick} or more` : String(tick))),
           title: { text: "time over that of the tile in use", side: "bottom", font: { size: 13 } },
         },
       }];
