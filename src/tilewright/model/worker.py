@@ -273,8 +273,16 @@ class OpsArm:
         raise ValueError(f"test is {test!r}; this arm has {[case.id for case in self._cases]}")
 
     def _operands(self, index: int) -> Any:
+        """The operands of a case, watched for the check after timing."""
         if index not in self._inputs:
-            self._inputs[index] = self._spec.make_inputs(self._cases[index], self._seed)
+            inputs = self._spec.make_inputs(self._cases[index], self._seed)
+            try:
+                from tilewright.tune.gate import watch
+            except ImportError:
+                pass  # a revision without a gate: results are held to the oracle all the same
+            else:
+                watch(inputs)
+            self._inputs[index] = inputs
         return self._inputs[index]
 
     def run(
@@ -323,7 +331,19 @@ class OpsArm:
         return {"us": us}
 
     def verify(self, seed: int = 0) -> dict[str, Any]:
-        """Every case with its tile, by the oracle."""
+        """Every case with its tile, by the gate; by its oracle in a revision without one."""
+        try:
+            from tilewright.tune.gate import gate
+        except ImportError:
+            return self._verify_by_oracle(seed)
+        failures = []
+        for case, tile in zip(self._cases, self._tiles, strict=True):
+            result = gate(self._spec, tile, [case], seed=seed, threads=self._threads)
+            if not result.passed:
+                failures.append(f"{case.id}: {result}")
+        return {"rows": len(self._cases), "failures": failures}
+
+    def _verify_by_oracle(self, seed: int) -> dict[str, Any]:
         from tilewright.tune.verify import verify_op
 
         rows: list[Any] = []
@@ -336,18 +356,24 @@ class OpsArm:
 
     def recheck(self) -> dict[str, Any]:
         """Hold the results of the last timed launches to the oracle."""
-        from tilewright.ops.check import check_output
-
-        faults = []
-        for index, y in self._last.items():
-            inputs = self._operands(index)
-            ref = self._spec.reference(inputs)
-            result = check_output(y, ref, self._spec.error_model(inputs, ref))
-            if not result.passed:
-                faults.append(f"{self._cases[index].id}: {result.reason}")
+        faults = [fault for index, y in self._last.items() if (fault := self._fault(index, y))]
         rows = len(self._last)
         self._last.clear()
         return {"rows": rows, "failures": faults}
+
+    def _fault(self, index: int, y: Any) -> str:
+        inputs, name = self._operands(index), self._cases[index].id
+        try:
+            from tilewright.tune.gate import recheck
+        except ImportError:
+            from tilewright.ops.check import check_output
+
+            ref = self._spec.reference(inputs)
+            checked = check_output(y, ref, self._spec.error_model(inputs, ref))
+            return "" if checked.passed else f"{name}: {checked.reason}"
+        tile, threads = self._tiles[index], self._threads
+        result = recheck(self._spec, inputs, y, tile=tile, threads=threads)
+        return "" if result.passed else f"{name}: {result}"
 
 
 def find(spec: str) -> Any:

@@ -22,6 +22,7 @@ from tilewright.ops.contract import Case, Inputs, OpSpec
 from tilewright.tiles import table as tables
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.arms import CompareRow, Contest
+from tilewright.tune.gate import gate, recheck, watch
 
 __all__ = ["Tiles", "complete_tile", "given_tiles", "parse_tile", "table_tiles", "tile_contests"]
 
@@ -98,8 +99,9 @@ def table_tiles(spec: OpSpec, problems: Sequence[Problem], a: Path, b: Path) -> 
 
     def choose(problem: Problem) -> tuple[Tile, Tile, str]:
         (tile_a, note_a), (tile_b, note_b) = (found[problem] for found in chosen)
-        notes = [f"{n} is {note}" for n, note in (("A", note_a), ("B", note_b)) if note]
-        return tile_a, tile_b, "; ".join(notes)
+        arms = (("A", tile_a, note_a), ("B", tile_b, note_b))
+        notes = [f"{name} {tile}" + (f" ({note})" if note else "") for name, tile, note in arms]
+        return tile_a, tile_b, ", ".join(notes)
 
     return choose
 
@@ -144,11 +146,11 @@ class _Launcher:
     """Launches one tile on fixed operands and keeps the last result for the check after timing."""
 
     def __init__(self, spec: OpSpec, inputs: Inputs, tile: Tile, threads: int | None) -> None:
-        self._run, self._inputs, self._tile, self._threads = spec.run, inputs, tile, threads
+        self._run, self._inputs, self.tile, self._threads = spec.run, inputs, tile, threads
         self.y: Any = None
 
     def __call__(self) -> None:
-        self.y = self._run(self._inputs, tile=self._tile, threads=self._threads)
+        self.y = self._run(self._inputs, tile=self.tile, threads=self._threads)
 
 
 def tile_contests(
@@ -190,13 +192,14 @@ def tile_contests(
                 space.check(tile, problem)
         if a == b:
             for cache in caches:
-                yield CompareRow(case.id, cache, None, note=f"both run {a}; not timed. {note}")
+                same = f"both arms run {a}, so there is nothing to time"
+                yield CompareRow(case.id, cache, None, note="; ".join(t for t in (same, note) if t))
             continue
         for name, tile in (("A", a), ("B", b)):
             if on_gate is not None:
                 on_gate(f"{case.id}: checking {name}")
-            _require(spec, tile, case, seed, name)
-        inputs = spec.make_inputs(case, seed)
+            _require(spec, tile, case, seed, threads, name)
+        inputs = watch(spec.make_inputs(case, seed))
         arms = _Launcher(spec, inputs, a, threads), _Launcher(spec, inputs, b, threads)
         for cache in caches:
             yield Contest(
@@ -204,9 +207,9 @@ def tile_contests(
                 cache,
                 *arms,
                 clock=_clock_of(inputs),
-                post_check=functools.partial(_recheck, spec, inputs, arms),
+                post_check=functools.partial(_recheck, spec, inputs, arms, threads),
                 work=Work(flops=spec.flops(problem), bytes=spec.bytes(problem)),
-                note=f"A {a}, B {b}. {note}".removesuffix(" "),
+                note=note,
             )
 
 
@@ -214,19 +217,14 @@ def _clock_of(inputs: Inputs) -> Clock:
     return EventClock(inputs.x.device.index) if inputs.x.device.type == "cuda" else CpuClock()
 
 
-def _require(spec: OpSpec, tile: Tile, case: Case, seed: int, name: str) -> None:
-    from tilewright.tune.gate import gate
-
-    result = gate(spec, tile, [case], seed=seed)
+def _require(
+    spec: OpSpec, tile: Tile, case: Case, seed: int, threads: int | None, name: str
+) -> None:
+    result = gate(spec, tile, [case], seed=seed, threads=threads)
     if not result.passed:
-        raise GateError(
-            f"arm {name}: {tile} fails the check {result.check!r} on {result.case or case.id} and "
-            f"is not timed: {result.reason}"
-        )
+        raise GateError(f"arm {name} is wrong, so nothing is timed: {result}")
 
 
-def _recheck(spec: OpSpec, inputs: Inputs, arms: Sequence[_Launcher]) -> None:
-    from tilewright.tune.gate import recheck
-
+def _recheck(spec: OpSpec, inputs: Inputs, arms: Sequence[_Launcher], threads: int | None) -> None:
     for arm in arms:
-        recheck(spec, inputs, arm.y)
+        recheck(spec, inputs, arm.y, tile=arm.tile, threads=threads).raise_if_failed()
