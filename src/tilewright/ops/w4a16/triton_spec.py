@@ -87,7 +87,7 @@ def _device() -> str:
 
 def on_device(x: torch.Tensor, device: str) -> torch.Tensor:
     """A view on another device with its strides and with all that lies around it."""
-    whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+    whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
     return whole.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
