@@ -15,7 +15,7 @@ from tilewright.ops.check import ErrorModel
 from tilewright.ops.contract import Case, Inputs, OpSpec, rng_for
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.tiles.tile import Problem, Tile
-from tilewright.tune.outcome import Outcome
+from tilewright.tune.outcome import Outcome, PlantedOutcome
 
 ARCH = cpu_device().arch
 K_DIVIDES = Rule(
@@ -112,7 +112,7 @@ class ScriptedGate:
     machine: Machine
     verdicts: Mapping[Tile, Outcome] = field(default_factory=dict)
     seconds: float = 0.01
-    wrong_on_purpose: list[tuple[Tile, str, Outcome]] = field(default_factory=list)
+    wrong_on_purpose: list[PlantedOutcome] = field(default_factory=list)
     asked: list[tuple[Problem, Tile]] = field(default_factory=list)
     on_check: Callable[[Tile], Any] = lambda tile: None
 
@@ -125,7 +125,7 @@ class ScriptedGate:
         self.on_check(tile)
         return self.verdicts.get(tile, Outcome(True, oracle_error=0.25))
 
-    def planted(self, op: str) -> list[tuple[Tile, str, Outcome]]:
+    def planted(self, problem: Problem) -> list[PlantedOutcome]:
         return self.wrong_on_purpose
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from tilewright.errors import GateError, TilewrightError
 from tilewright.tiles.tile import Problem, Tile
-from tilewright.tune.outcome import Outcome
+from tilewright.tune.outcome import Outcome, PlantedOutcome
 
 __all__ = ["IsolatedGate", "Limits"]
 
@@ -97,22 +97,19 @@ class IsolatedGate:
         return None if self._process is None else self._process.pid
 
     def prepare(self, problem: Problem) -> None:
-        """Have the oracle's results computed.
+        """See `Gatekeeper`. Where the tile in use ends the worker, that is for `check` to find.
 
         Raises:
-            GateError: the op's operands or oracle fail on this problem.
+            GateError: the op's operands fail on this problem.
             TilewrightError: the worker cannot be started.
         """
+        request = {"do": "prepare", "problem": dict(problem.__dict__)}
         try:
-            answer = self._ask({"do": "prepare", "problem": dict(problem.__dict__)},
-                               self.limits.prepare_s, None)  # fmt: skip
-        except _Ended as ended:
-            raise GateError(
-                f"the operands or the oracle of {problem.op} failed: {ended.reason}"
-            ) from None
+            answer = self._ask(request, self.limits.prepare_s, None)
+        except _Ended:
+            return
         if "failed" in answer:
-            raise GateError(f"the operands or the oracle of {problem.op} failed: "
-                            f"{answer['failed']}")  # fmt: skip
+            raise GateError(answer["failed"].removeprefix("GateError: "))
 
     def check(self, problem: Problem, tile: Tile) -> Outcome:
         """Verify a tile; see `tilewright.tune.outcome.DirectGate.check`."""
@@ -129,22 +126,21 @@ class IsolatedGate:
             self._kill()
         return outcome
 
-    def planted(self, op: str) -> list[tuple[Tile, str, Outcome]]:
-        """Verify the op's planted tiles; see `Gatekeeper`.
+    def planted(self, problem: Problem) -> list[PlantedOutcome]:
+        """See `Gatekeeper`.
 
         Raises:
             GateError: the worker died over it.
         """
+        request = {"do": "planted", "problem": dict(problem.__dict__)}
         try:
-            answer = self._ask({"do": "planted", "op": op}, self.limits.prepare_s,
-                               self.limits.memory_bytes)  # fmt: skip
+            answer = self._ask(request, self.limits.prepare_s, None)
         except _Ended as ended:
-            raise GateError(f"{op}: verifying its planted tiles failed: {ended.reason}") from None
+            answer = {"failed": ended.reason}
         if "failed" in answer:
-            raise GateError(f"{op}: verifying its planted tiles failed: {answer['failed']}")
-        self._kill()  # planted tiles write where they must not
+            raise GateError(f"{problem.op}: verifying its planted tiles failed: {answer['failed']}")
         return [
-            (Tile.from_mapping(tile), fault, Outcome.from_dict(outcome))
+            PlantedOutcome(Tile.from_mapping(tile), fault, Outcome.from_dict(outcome))
             for tile, fault, outcome in answer["planted"]
         ]
 

@@ -340,22 +340,17 @@ class ProblemRun:
             self._report.comparisons += rows
             if any(comparison.interrupted for comparison in found.values()):
                 self._host.stopping = True
-            for tile in [t for t in finalists if self._rejected_now(t)]:
-                finalists.remove(tile)
-                found = {}  # void, all of them: what is left is measured anew
-            if self._rejected_now(self._baseline):
+            faults = self._bench.faults
+            for tile, (check, why) in faults.items():
+                self._reject(tile, check, why)
+            finalists = [tile for tile in finalists if tile not in faults]
+            if self._baseline in faults:
                 self._repairing = True
                 self._baseline = finalists[0] if finalists else self._baseline
                 return None, None
+            if faults:
+                found = {}  # void, all of them: what is left is measured anew
         return self._judged(found)
-
-    def _rejected_now(self, tile: Tile) -> bool:
-        """Reject a tile whose timed output is wrong."""
-        assert self._bench is not None
-        why = self._bench.recheck(tile)
-        if why:
-            self._reject(tile, "recheck", why)
-        return bool(why)
 
     def _known_finals(self, finalists: list[Tile]) -> dict[Tile, Comparison]:
         """The finals of these very tiles, where the log has them."""

@@ -19,11 +19,13 @@ from tilewright.measure import Block, Clock, Comparison, CpuClock, CpuFlusher
 from tilewright.measure.compare import compare_many
 from tilewright.measure.sample import SamplePlan, plan_samples, run_blocks
 from tilewright.measure.state import StateProbe
-from tilewright.ops.check import check_output
-from tilewright.ops.contract import Case, OpSpec
+from tilewright.ops.contract import OpSpec
 from tilewright.tiles.tile import Problem, Tile
+from tilewright.tune.gate import GateResult, recheck, watch
+from tilewright.tune.gate_memory import Snapshot
+from tilewright.tune.outcome import problem_case
 
-__all__ = ["COLD_ROWS", "Bench", "LaunchFailed", "Timing", "problem_case"]
+__all__ = ["COLD_ROWS", "Bench", "LaunchFailed", "Timing"]
 
 COLD_ROWS = 8
 """Up to this many rows a product is timed with cold caches: in decode, weights come from memory."""
@@ -90,10 +92,10 @@ class Bench:
         self._rng = np.random.default_rng(seed)
         self.cold = timing.cold(problem)
         self._flush = (flush or CpuFlusher()) if self.cold else None
-        self._case = problem_case(problem)
-        self._inputs = spec.make_inputs(self._case, seed)
+        self._inputs = watch(spec.make_inputs(problem_case(problem), seed))
+        self._pristine = Snapshot(self._inputs)
         self._outputs: dict[Tile, Any] = {}
-        self._oracle: tuple[Any, Any] | None = None
+        self.faults: dict[Tile, tuple[str, str]] = {}
         self.incumbent_us = 0.0
 
     def run(self, incumbent: Tile, tiles: Sequence[Tile], rounds: int) -> tuple[list[Block], bool]:
@@ -131,18 +133,20 @@ class Bench:
     def finals(self, incumbent: Tile, finalists: Sequence[Tile]) -> dict[Tile, Comparison]:
         """Fresh paired comparisons of finalists with the incumbent, Holm over the family.
 
-        A comparison is VOID where an output that was timed is wrong.
+        Where an output that was timed is wrong, every comparison is VOID, and `faults` says whose
+        it was: by tile, the check that does not hold and the reason.
 
         Raises:
             LaunchFailed: a tile raised.
             KeyboardInterrupt: before the first block was finished.
         """
+        self._pristine.restore()  # whatever a tile of the search has done to them
         launches = {tile: self._launch(tile) for tile in (incumbent, *finalists)}
         plan = self._plan(launches)
 
         def post_check() -> str | None:
-            wrong = [f"{t}: {why}" for t in (incumbent, *finalists) if (why := self.recheck(t))]
-            return "; ".join(wrong) or None
+            self.faults = self._faults((incumbent, *finalists))
+            return "; ".join(f"{tile}: {why}" for tile, (_, why) in self.faults.items()) or None
 
         found = compare_many(
             launches[incumbent],
@@ -168,17 +172,25 @@ class Bench:
             sample = self.incumbent_us + 25_000.0  # the flush
         return self._timing.blocks * (finalists + 2) * sample + 300_000.0
 
-    def recheck(self, tile: Tile) -> str:
-        """Why the output of the tile's last timed launch is wrong; "" if it is right."""
-        if tile not in self._outputs:
-            return ""
-        if self._oracle is None:
-            # Drawn anew: what a tile did to the operands it ran on must not reach the oracle.
-            fresh = self._spec.make_inputs(self._case, self._seed)
-            reference = self._spec.reference(fresh)
-            self._oracle = (reference, self._spec.error_model(fresh, reference))
-        result = check_output(self._outputs[tile], *self._oracle)
-        return "" if result.passed else result.reason
+    def _faults(self, tiles: Sequence[Tile]) -> dict[Tile, tuple[str, str]]:
+        """Tiles whose last timed output is wrong, or that changed the operands: check, reason."""
+        found = {tile: self._recheck(tile) for tile in tiles}
+        if any(result.check == "inputs" for result in found.values()):
+            # All of them ran on what one of them had changed: each shows once more, by itself.
+            for tile in tiles:
+                try:
+                    self._outputs[tile] = self._spec.run(self._inputs, tile=tile)
+                except Exception as error:
+                    raise LaunchFailed(tile, error) from error
+                found[tile] = self._recheck(tile)
+        return {
+            tile: (str(result.check), result.reason)
+            for tile, result in found.items()
+            if not result.passed
+        }
+
+    def _recheck(self, tile: Tile) -> GateResult:
+        return recheck(self._spec, self._inputs, self._outputs[tile], tile=tile)
 
     def _launch(self, tile: Tile) -> Callable[[], None]:
         run, inputs, outputs = self._spec.run, self._inputs, self._outputs
@@ -210,11 +222,3 @@ class Bench:
             except MeasureError as error:
                 raise LaunchFailed(tile, error) from error
         return SamplePlan(max(p.launches for p in plans), min(p.readings for p in plans))
-
-
-def problem_case(problem: Problem) -> Case:
-    """The case that is this problem."""
-    return Case(
-        problem.op, problem.weight_type, problem.act_dtype, problem.M, problem.N, problem.K,
-        problem.group, problem.activations,
-    )  # fmt: skip

@@ -214,7 +214,7 @@ class _Run:
         try:
             self._bring_up_to_date(memories)
             if self.settings.planted:
-                self._planted([target.problem.op for target in targets])
+                self._planted([target.problem for target in targets])
         except KeyboardInterrupt:
             self.stopping = True
         if probe is not None:
@@ -306,11 +306,11 @@ class _Run:
                         outcome=outcome.as_dict())  # fmt: skip
         return outcome
 
-    def _planted(self, ops: Sequence[str]) -> None:
+    def _planted(self, problems: Sequence[Problem]) -> None:
         """Raises GateError where the gate lets a tile pass that is wrong on purpose."""
-        for op in dict.fromkeys(ops):
+        for op, problem in {problem.op: problem for problem in reversed(problems)}.items():
             self.tell("planted", f"verifying that the gate rejects the planted tiles of {op}")
-            for tile, fault, outcome in self.gate.planted(op):
+            for tile, fault, outcome in self.gate.planted(problem):
                 self.report.planted.append(PlantedReport(op, tile, fault, outcome))
                 self.record.add("planted", None, tile, op=op, fault=fault,
                                 outcome=outcome.as_dict())  # fmt: skip

@@ -72,11 +72,10 @@ def _open(opening: Mapping[str, Any]) -> Any:
 def _serve(gate: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     from tilewright.tiles.tile import Problem, Tile
 
-    if request["do"] == "planted":
-        with _memory(request.get("memory_bytes")):
-            found = gate.planted(request["op"])
-        return {"planted": [[t.as_dict(), fault, out.as_dict()] for t, fault, out in found]}
     problem = Problem(**request["problem"])
+    if request["do"] == "planted":
+        found = gate.planted(problem)
+        return {"planted": [[t.as_dict(), fault, out.as_dict()] for t, fault, out in found]}
     if request["do"] == "prepare":
         gate.prepare(problem)
         return {"done": True}
