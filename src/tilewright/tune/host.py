@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from tilewright.measure import Clock
+from tilewright.measure import Block, Clock, Comparison
 from tilewright.ops.contract import OpSpec
 from tilewright.tiles.table import TableRow
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.outcome import Gatekeeper
-from tilewright.tune.record import Record
 from tilewright.tune.rounds import Timing
 
-__all__ = ["Host", "Progress", "Settings", "Target", "leaves_threads"]
+__all__ = ["Host", "Log", "Progress", "Settings", "Stopwatch", "Target", "leaves_threads"]
 
 
 def leaves_threads(tile: Tile) -> bool:
@@ -86,6 +85,32 @@ class Progress:
     text: str = ""
 
 
+class Log(Protocol):
+    """What a problem asks of the log; `tilewright.tune.record.Record` is one."""
+
+    def add(
+        self, kind: str, problem: Problem | None = None, tile: Tile | None = None, **data: Any
+    ) -> None:
+        """Write one event."""
+        ...
+
+
+class Stopwatch(Protocol):
+    """What times the tiles of one problem: `tilewright.tune.rounds.Bench`, whose methods these
+    are, or a worker of a fleet."""
+
+    cold: bool
+    faults: dict[Tile, tuple[str, str]]
+
+    def run(
+        self, incumbent: Tile, tiles: Sequence[Tile], rounds: int
+    ) -> tuple[list[Block], bool]: ...
+
+    def finals(self, incumbent: Tile, finalists: Sequence[Tile]) -> dict[Tile, Comparison]: ...
+
+    def finals_us(self, finalists: int) -> float: ...
+
+
 class Host(Protocol):
     """What a problem asks of the run that it belongs to.
 
@@ -100,9 +125,11 @@ class Host(Protocol):
     settings: Settings
     clock: Clock
     gate: Gatekeeper
-    record: Record
     progress: Progress
     stopping: bool
+
+    @property
+    def record(self) -> Log: ...
 
     def tell(self, kind: str, text: str = "") -> None:
         """Report progress."""

@@ -16,7 +16,7 @@ from tilewright.ops.choose import running_of
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.table import TableRow, lookup, problem_text
 from tilewright.tiles.tile import Problem, Tile
-from tilewright.tune.host import Host, Target
+from tilewright.tune.host import Host, Stopwatch, Target
 from tilewright.tune.outcome import Outcome
 from tilewright.tune.record import Memory
 from tilewright.tune.result import CandidateReport, ProblemReport
@@ -49,7 +49,7 @@ class ProblemRun:
         self._space: TileSpace
         self._candidates: list[Tile] = []
         self._baseline: Tile | None = None
-        self._bench: Bench | None = None
+        self._bench: Stopwatch | None = None
         self._repairing = False
 
     def go(self) -> ProblemReport:
@@ -120,12 +120,15 @@ class ProblemRun:
         host.gate.prepare(problem)
         self._baseline = self._first_right([report.incumbent, self._legal_default()])
         self._repairing = self._baseline is None or self._baseline != report.incumbent
-        self._bench = Bench(
-            self._spec, problem, self._settings.timing, seed=host.seed, clock=host.clock
-        )
+        self._bench = self._open_bench()
         report.cache = "cold" if self._bench.cold else "hot"
         if self._baseline is not None:
             self._note_baseline(self._baseline)
+
+    def _open_bench(self) -> Stopwatch:
+        """What times the tiles; a fleet times them elsewhere."""
+        host, timing = self._host, self._settings.timing
+        return Bench(self._spec, self._problem, timing, seed=host.seed, clock=host.clock)
 
     def _legal_default(self) -> Tile | None:
         tile = self._space.default(self._problem)
@@ -157,6 +160,7 @@ class ProblemRun:
                 self._report.reason = "every candidate was tried"
                 return
             good = []
+            self._expect(batch)
             for tile in batch:
                 if self._out_of_time():
                     break
@@ -167,6 +171,9 @@ class ProblemRun:
                 {t: self._by_tile[t].score if t in self._by_tile else None for t in batch}
             )
         self._report.reason = "the budget ended its search"
+
+    def _expect(self, tiles: list[Tile]) -> None:
+        """These are verified next; a fleet begins on all of them at once."""
 
     def _out_of_time(self) -> bool:
         """Whether the finals must begin now to end in time."""
