@@ -167,7 +167,8 @@ def _satisfied(text: str) -> bool:
         have = _release(metadata.version(match.group(1)))
     except metadata.PackageNotFoundError:
         return False
-    return all(_holds(have, sign, _release(want)) for sign, want in _CLAUSE.findall(match.group(2)))
+    clauses = [_CLAUSE.fullmatch(part.strip()) for part in match.group(2).split(",") if part]
+    return all(c is not None and _holds(have, c.group(1), _release(c.group(2))) for c in clauses)
 
 
 def _holds(have: tuple[int, ...], sign: str, want: tuple[int, ...]) -> bool:
