@@ -12,6 +12,7 @@ from tiles import tile_tables as t
 from tilewright.errors import TileError
 from tilewright.ops.space import TileSpace
 from tilewright.tiles import table as tables
+from tilewright.tiles.local import local_device
 from tilewright.tiles.table import Choice, Running, forget, lookup
 from tilewright.tiles.tile import Problem, Tile
 
@@ -161,7 +162,7 @@ def test_a_table_of_another_unit_count_is_not_used_and_said(folders: dict[str, P
     choice = look(units=8)
     assert choice.how == "default"
     assert choice.note == f"{path} was tuned on 4 units, here are 8"
-    assert "units= is not given" in look(units=None).note
+    assert "this machine has no such device" in look(units=None).note
 
 
 @pytest.mark.parametrize(
@@ -268,6 +269,22 @@ def test_a_damaged_table_raises_instead_of_being_skipped(folders: dict[str, Path
     path.write_text(path.read_text()[:-20])
     with pytest.raises(TileError, match="no valid JSON"):
         look()
+
+
+def test_units_left_out_are_those_of_this_machine(folders: dict[str, Path]) -> None:
+    import torch
+
+    from tilewright.device import cpu_device
+
+    arch, threads = cpu_device().arch, torch.get_num_threads()
+    for units, how in ((threads, "exact"), (threads + 1, "default")):
+        t.put(folders["user"], t.row(arch=arch), file=f"{arch}.json", arch=arch,
+              valid_for=(arch,), units=units)  # fmt: skip
+        assert look(t.problem(arch=arch), units=None).how == how
+    device = local_device(arch)
+    assert device is not None
+    assert (device.units, device.name) == (threads, cpu_device().name)
+    assert local_device("gfx9999") is None
 
 
 def test_leftovers_of_a_killed_writer_are_not_read(folders: dict[str, Path]) -> None:

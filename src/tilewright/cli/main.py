@@ -21,6 +21,8 @@ _VERBS = {
     "run": ("tilewright.cli.run", "run"),
     "bench": ("tilewright.cli.bench", "bench_command"),
     "verify": ("tilewright.cli.verify", "verify"),
+    "tune": ("tilewright.cli.tune", "tune_command"),
+    "tables": ("tilewright.cli.tables", "tables"),
     "compare": ("tilewright.cli.compare", "compare_command"),
     "ladder": ("tilewright.cli.ladder", "ladder_command"),
     "profile": ("tilewright.cli.profile", "profile_command"),

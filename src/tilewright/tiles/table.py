@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilewright.device import cpu_device
 from tilewright.errors import TileError
+from tilewright.tiles.local import local_units
 from tilewright.tiles.table_file import (
     TableHeader,
     TableRow,
@@ -141,7 +141,7 @@ def lookup(
     Args:
         problem: M is bucketed here by `m_bucket`, as the tuner does.
         space: the op's tile space.
-        units: cores or compute units that the kernels get; None for torch's threads on this CPU.
+        units: cores or compute units that the kernels get; None for those of this machine's own.
         running: the code that would run the tile, or a function that says so. Without it no row
             can be shown to be verified, so the default is chosen and the note says why.
 
@@ -150,7 +150,7 @@ def lookup(
             message names file and row.
     """
     if units is None:
-        units = _units_of(problem.arch)
+        units = local_units(problem.arch)
     key = (problem.bucketed(), space.name, units)
     choice = _CHOICES.get(key)
     if choice is None:
@@ -291,7 +291,7 @@ def _usable(
         if not rows:
             continue
         if header.units != units:
-            here = "units= is not given" if units is None else f"here are {units}"
+            here = "this machine has no such device" if units is None else f"here are {units}"
             _add(notes, f"{file} was tuned on {header.units} units, {here}")
             continue
         if running is None:
@@ -338,15 +338,6 @@ def _check_row(found: _Candidate, space: Space) -> None:
             f"{found.file}, row {found.number} ({problem_text(found.row.problem)}): {error}; "
             "delete the row, or run `tilewright tables validate --fix`"
         ) from error
-
-
-def _units_of(arch: str) -> int | None:
-    """Threads that torch gives kernels on this machine's CPU; None for another device's arch."""
-    if arch != cpu_device().arch:
-        return None
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _add(notes: list[str], note: str) -> None:

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import GateError, TilewrightError
+from tilewright.ops.catalog import SPECS
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.outcome import Outcome, PlantedOutcome
 
-__all__ = ["IsolatedGate", "Limits"]
+__all__ = ["IsolatedGate", "Limits", "sources"]
 
 _POLL_S = 0.05
 _TAIL = 400
@@ -280,6 +281,20 @@ class IsolatedGate:
         if self._errors is not None:
             self._errors.close()
             self._errors = None
+
+
+def sources(own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a worker loads each op of the catalog from, and those of one's own.
+
+    Args:
+        own: by op, what `tilewright.ops.catalog.load_spec` reads; a path is made absolute.
+    """
+    found = {op: op for op in SPECS}
+    for op, text in (own or {}).items():
+        path, colon, name = text.rpartition(":")
+        is_file = bool(colon) and Path(path).is_file()
+        found[op] = f"{Path(path).resolve()}:{name}" if is_file else text
+    return found
 
 
 def _resident_bytes(pid: int) -> int | None:

@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.errors import GateError, TileError
 from tilewright.measure import Comparison
 from tilewright.ops.choose import running_of
+from tilewright.ops.contract import OpSpec
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.table import TableRow, lookup, problem_text
 from tilewright.tiles.tile import Problem, Tile
@@ -23,7 +24,7 @@ from tilewright.tune.result import CandidateReport, ProblemReport
 from tilewright.tune.rounds import Bench, LaunchFailed
 from tilewright.tune.search import make_strategy
 
-__all__ = ["ProblemRun", "row_from"]
+__all__ = ["ProblemRun", "look_up", "row_from"]
 
 
 class ProblemRun:
@@ -110,13 +111,7 @@ class ProblemRun:
         self._candidates = [tile for tile in legal if self._settings.allow(tile)]
         report.space_size = len(self._candidates)
         host.tell("problem", problem_text(problem))
-        try:
-            choice = lookup(
-                problem, self._space, units=host.units, running=lambda: running_of(self._spec)
-            )
-            report.incumbent, report.how, report.note = choice.tile, choice.how, choice.note
-        except TileError as error:
-            report.note = str(error)
+        look_up(report, self._spec, host.units)
         host.gate.prepare(problem)
         self._baseline = self._first_right([report.incumbent, self._legal_default()])
         self._repairing = self._baseline is None or self._baseline != report.incumbent
@@ -435,6 +430,16 @@ class ProblemRun:
             host.put(row)
         host.tell("done")
         return report
+
+
+def look_up(report: ProblemReport, spec: OpSpec, units: int) -> None:
+    """Note the tile in use of a problem whose op has a space, or why `lookup` fails."""
+    assert spec.space is not None
+    try:
+        choice = lookup(report.problem, spec.space(), units=units, running=lambda: running_of(spec))
+        report.incumbent, report.how, report.note = choice.tile, choice.how, choice.note
+    except TileError as error:
+        report.note = str(error)
 
 
 def row_from(data: Mapping[str, Any] | None) -> TableRow | None:

@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright import __version__
-from tilewright.device import cpu_device
-from tilewright.errors import TileError
+from tilewright.errors import TileError, UnsupportedError
 from tilewright.ops.choose import compiler, running_of
 from tilewright.ops.contract import OpSpec
-from tilewright.tiles.table import TableHeader, TableRow, TileTable, load_table, stale_reason
+from tilewright.tiles.local import local_device
+from tilewright.tiles.table import (
+    TableHeader,
+    TableRow,
+    TileTable,
+    load_table,
+    row_key,
+    stale_reason,
+)
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.outcome import Outcome
 
@@ -27,7 +34,7 @@ class Refreshed:
 
     Attributes:
         table: under the running kernels.
-        verified: stale rows that passed the gate again.
+        verified: rows that passed the gate again.
         dropped: rows that did not, or are no longer legal: problem, tile, reason.
     """
 
@@ -36,11 +43,12 @@ class Refreshed:
     dropped: tuple[tuple[Problem, Tile, str], ...] = ()
 
 
-def new_header(specs: Iterable[OpSpec], *, units: int, notes: Iterable[str] = ()) -> TableHeader:
-    """The header of a table that this process makes on its CPU.
+def new_header(specs: Iterable[OpSpec], arch: str, *, notes: Iterable[str] = ()) -> TableHeader:
+    """The header of a table that this process makes on its device of this arch.
 
     Raises:
         TileError: the ops' kernels have different hashes, so that one header cannot state them.
+        UnsupportedError: this machine has no such device.
     """
     running = {spec.name: running_of(spec) for spec in specs}
     hashes = {now.kernel_hash for now in running.values()}
@@ -49,11 +57,16 @@ def new_header(specs: Iterable[OpSpec], *, units: int, notes: Iterable[str] = ()
             f"the ops {', '.join(running)} come from different sources; tune an op of your own by "
             "itself, with a table of its own"
         )
-    device = cpu_device()
+    device = local_device(arch)
+    if device is None:
+        raise UnsupportedError(
+            f"arch is {arch!r}; this machine has no such device, and tiles are timed only on the "
+            "device that they are for"
+        )
     return TableHeader(
         arch=device.arch,
         valid_for=(device.arch,),
-        units=units,
+        units=device.units,
         device=device.name,
         compiler=compiler(),
         kernel_hash=hashes.pop(),
@@ -84,19 +97,36 @@ def existing_table(path: Path, header: TableHeader) -> TileTable:
 
 
 def stale_rows(table: TileTable, specs: Mapping[str, OpSpec]) -> list[tuple[TableRow, str]]:
-    """Rows that need verifying, and why."""
+    """Rows that are not in force, and why: stale, illegal, or of an op that there is not."""
     found = []
     for row in table.rows:
-        op = row.problem.op
-        if op not in specs:
-            found.append((row, f"there is no op {op}"))
-        elif why := stale_reason(table.header, row, running_of(specs[op])):
+        why = _why_not(table, row, specs)
+        if why:
             found.append((row, why))
     return found
 
 
+def _why_not(table: TileTable, row: TableRow, specs: Mapping[str, OpSpec]) -> str:
+    spec = specs.get(row.problem.op)
+    if spec is None:
+        return f"there is no op {row.problem.op}"
+    stale = stale_reason(table.header, row, running_of(spec))
+    if stale or spec.space is None:
+        return stale or f"op {spec.name} has no tile space"
+    try:
+        spec.space().check(row.tile, row.problem)
+    except TileError as error:
+        return str(error)
+    return ""
+
+
 def refresh(
-    table: TileTable, header: TableHeader, specs: Mapping[str, OpSpec], verify: Verify
+    table: TileTable,
+    header: TableHeader,
+    specs: Mapping[str, OpSpec],
+    verify: Verify,
+    *,
+    every: bool = False,
 ) -> Refreshed:
     """The table under `header`, every stale row verified anew.
 
@@ -107,10 +137,14 @@ def refresh(
         header: of the running kernels.
         specs: ops by name.
         verify: the gate.
+        every: verify rows that are in force too.
     """
     stale = stale_rows(table, specs)
+    asked = [row for row, _ in stale]
+    if every:
+        asked = list(table.rows)
     dropped = []
-    for row, _ in stale:
+    for row in asked:
         if row.problem.op not in specs:
             dropped.append((row.problem, row.tile, f"there is no op {row.problem.op}"))
             continue
@@ -121,10 +155,11 @@ def refresh(
         table = table.without(problem)
     old = table.header
     notes = list(old.notes)
-    verified = len(stale) - len(dropped)
-    if verified:
+    gone = {row_key(problem) for problem, _, _ in dropped}
+    renewed = sum(row_key(row.problem) not in gone for row, _ in stale)
+    if renewed:
         notes.append(
-            f"{header.date[:10]}: {verified} rows verified anew; they were timed with kernels "
+            f"{header.date[:10]}: {renewed} rows verified anew; they were timed with kernels "
             f"{old.kernel_hash[:8]}, {old.compiler}"
         )
     held = {row.problem.op for row in table.rows} | set(header.op_versions)
@@ -135,7 +170,7 @@ def refresh(
         op_versions=versions,
         notes=tuple(dict.fromkeys([*notes, *header.notes])),
     )
-    return Refreshed(replace(table, header=changed), verified, tuple(dropped))
+    return Refreshed(replace(table, header=changed), len(asked) - len(dropped), tuple(dropped))
 
 
 def _now() -> str:

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import MeasureError
-from tilewright.measure import Block, Clock, Comparison, CpuClock, CpuFlusher
+from tilewright.measure import (
+    Block,
+    Clock,
+    Comparison,
+    CpuClock,
+    CpuFlusher,
+    EventClock,
+    GpuFlusher,
+)
 from tilewright.measure.compare import compare_many
 from tilewright.measure.sample import SamplePlan, plan_samples, run_blocks
 from tilewright.measure.state import StateProbe
@@ -25,7 +33,7 @@ from tilewright.tune.gate import GateResult, recheck, watch
 from tilewright.tune.gate_memory import Snapshot
 from tilewright.tune.outcome import problem_case
 
-__all__ = ["COLD_ROWS", "Bench", "LaunchFailed", "Timing"]
+__all__ = ["COLD_ROWS", "Bench", "LaunchFailed", "Timing", "state_probe"]
 
 COLD_ROWS = 8
 """Up to this many rows a product is timed with cold caches: in decode, weights come from memory."""
@@ -72,7 +80,7 @@ class Bench:
         timing: how.
         seed: draws the operands and the orders.
         clock: None is the CPU's.
-        flush: empties the caches; None makes one for the CPU when it is needed.
+        flush: empties the caches; None makes one for the clock's device when it is needed.
     """
 
     def __init__(
@@ -91,7 +99,7 @@ class Bench:
         self._clock: Clock = CpuClock() if clock is None else clock
         self._rng = np.random.default_rng(seed)
         self.cold = timing.cold(problem)
-        self._flush = (flush or CpuFlusher()) if self.cold else None
+        self._flush = (flush or _flusher(self._clock)) if self.cold else None
         self._inputs = watch(spec.make_inputs(problem_case(problem), seed))
         self._pristine = Snapshot(self._inputs)
         self._outputs: dict[Tile, Any] = {}
@@ -160,7 +168,7 @@ class Bench:
             plan=plan,
             warm_up_us=200_000.0,
             flush=self._flush,
-            probe=None if self._clock.name == "replay" else StateProbe(),
+            probe=state_probe(self._clock),
             post_check=post_check,
         )
         return {tile: found[str(tile)] for tile in finalists}
@@ -222,3 +230,14 @@ class Bench:
             except MeasureError as error:
                 raise LaunchFailed(tile, error) from error
         return SamplePlan(max(p.launches for p in plans), min(p.readings for p in plans))
+
+
+def state_probe(clock: Clock) -> StateProbe | None:
+    """What watches the machine under this clock; nothing under a replayed one."""
+    if clock.name == "replay":
+        return None
+    return StateProbe(gpu=clock.device_id if isinstance(clock, EventClock) else None)
+
+
+def _flusher(clock: Clock) -> Callable[[], Any]:
+    return GpuFlusher(clock.device) if isinstance(clock, EventClock) else CpuFlusher()

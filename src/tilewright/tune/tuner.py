@@ -22,11 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tilewright.device import cpu_device
 from tilewright.errors import GateError, UnsupportedError
-from tilewright.measure import Clock, CpuClock, StateProbe
+from tilewright.measure import Clock, CpuClock, EventClock
 from tilewright.ops.catalog import SPECS
 from tilewright.ops.contract import OpSpec
+from tilewright.tiles.local import INTERPRETER
 from tilewright.tiles.table import (
+    TableHeader,
     TableRow,
     TileTable,
     forget,
@@ -36,15 +39,16 @@ from tilewright.tiles.table import (
 )
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.host import Progress, Settings, Target, leaves_threads
-from tilewright.tune.isolate import IsolatedGate
+from tilewright.tune.isolate import IsolatedGate, sources
 from tilewright.tune.outcome import Gatekeeper, Outcome
-from tilewright.tune.problem_run import ProblemRun, row_from
+from tilewright.tune.problem_run import ProblemRun, look_up, row_from
 from tilewright.tune.record import Memory, Record
 from tilewright.tune.refresh import existing_table, new_header, refresh, stale_rows
-from tilewright.tune.result import PlantedReport, TuneReport
+from tilewright.tune.result import PlantedReport, ProblemReport, TuneReport
+from tilewright.tune.rounds import state_probe
 from tilewright.tune.search import STRATEGIES
 
-__all__ = ["Progress", "Settings", "Target", "leaves_threads", "log_path", "tune"]
+__all__ = ["Progress", "Settings", "Target", "leaves_threads", "log_path", "plan", "tune"]
 
 
 def log_path(table: Path) -> Path:
@@ -55,7 +59,7 @@ def log_path(table: Path) -> Path:
 def tune(
     problems: Sequence[Problem | Target],
     *,
-    specs: Mapping[str, OpSpec] = SPECS,
+    specs: Mapping[str, OpSpec] | None = None,
     out: Path | None = None,
     log: Path | None = None,
     budget_s: float = 60.0,
@@ -72,7 +76,7 @@ def tune(
 
     Args:
         problems: what to tune.
-        specs: ops by name; those of the catalog, or one of your own.
+        specs: ops by name: one of your own; None for those of the catalog.
         out: the table; None for where `lookup` finds it. Its other rows are kept; rows that are
             stale are verified anew first.
         log: the log; None for `log_path(out)`.
@@ -84,7 +88,7 @@ def tune(
         on_event: called with the state of the run; the object is reused.
         settings: the rest.
         gate: verifies candidates; None starts a worker process for ops of the catalog.
-        clock: None is the CPU's.
+        clock: None is the one of the problems' device.
         provenance: kept in the report and the log.
 
     Returns:
@@ -97,30 +101,24 @@ def tune(
         GateError: a planted wrong tile passed the gate: nothing it says can be relied on.
         TilewrightError: the log belongs to another program or another running tuner.
     """
-    targets = _targets(problems)
     if strategy not in STRATEGIES:
         raise UnsupportedError(f"strategy is {strategy!r}; use one of {', '.join(STRATEGIES)}")
-    ops = list(dict.fromkeys(target.problem.op for target in targets))
-    for op in ops:
-        if op not in specs:
-            raise UnsupportedError(f"op is {op!r}; there are {', '.join(specs)}")
-    import torch
-
-    units = torch.get_num_threads()
-    header = new_header([specs[op] for op in ops], units=units)
-    if out is None:
-        out = user_table_path(header.arch, None if ops[0] in SPECS else ops[0])
+    specs = SPECS if specs is None else specs
+    targets = _targets(problems, specs)
+    ops = [target.problem.op for target in targets]
+    header = _header(targets, specs)
+    out = _table_path(targets, out)
     log = log_path(out) if log is None else log
     with Record(log) as record:
-        worker = _worker(ops, seed, units) if gate is None else None
+        worker = _worker(ops, seed) if gate is None else None
         run = _Run(
             specs=specs,
             budget_s=budget_s,
             strategy=strategy,
             seed=seed,
-            units=units,
+            units=header.units,
             settings=settings or Settings(),
-            clock=CpuClock() if clock is None else clock,
+            clock=_clock(header.arch) if clock is None else clock,
             on_event=on_event,
             gate=gate if worker is None else worker,  # type: ignore[arg-type]
             record=record,
@@ -137,12 +135,48 @@ def tune(
                 worker.close()
 
 
-def _targets(problems: Sequence[Problem | Target]) -> list[Target]:
+def plan(
+    problems: Sequence[Problem | Target],
+    *,
+    specs: Mapping[str, OpSpec] | None = None,
+    out: Path | None = None,
+    log: Path | None = None,
+    settings: Settings | None = None,
+) -> TuneReport:
+    """What `tune` would begin with: its problems in order, the tile in use and the candidates of
+    each. Nothing is run or written.
+
+    Raises:
+        TileError, UnsupportedError: as `tune`.
+    """
+    specs = SPECS if specs is None else specs
+    settings = settings or Settings()
+    targets = _targets(problems, specs)
+    header = _header(targets, specs)
+    out = _table_path(targets, out)
+    log = log_path(out) if log is None else log
+    existing_table(out, header)
+    report = TuneReport(header, {}, table=str(out), log=str(log))
+    forget()
+    for target in targets:
+        spec = specs[target.problem.op]
+        found = ProblemReport(target.problem, target.name, target.share)
+        if spec.space is not None:
+            look_up(found, spec, header.units)
+            legal = spec.space().candidates(target.problem)
+            found.space_size = sum(map(settings.allow, legal))
+        report.problems.append(found)
+    return report
+
+
+def _targets(problems: Sequence[Problem | Target], specs: Mapping[str, OpSpec]) -> list[Target]:
     """Bucketed, equal ones joined, the largest share first, shares summing to 1."""
     joined: dict[Problem, Target] = {}
     for given in problems:
         target = given if isinstance(given, Target) else Target(given)
         key = target.problem.bucketed()
+        if key.op not in specs:
+            raise UnsupportedError(f"op is {key.op!r}; there are {', '.join(specs)}")
         known = joined.get(key)
         share = target.share + (known.share if known else 0.0)
         joined[key] = Target(key, share, known.name if known else target.name)
@@ -153,14 +187,36 @@ def _targets(problems: Sequence[Problem | Target]) -> list[Target]:
     return [replace(target, share=target.share / total) for target in order]
 
 
-def _worker(ops: Sequence[str], seed: int, threads: int) -> IsolatedGate:
+def _header(targets: Sequence[Target], specs: Mapping[str, OpSpec]) -> TableHeader:
+    arches = sorted({target.problem.arch for target in targets})
+    if len(arches) != 1:
+        raise UnsupportedError(f"the problems are for {', '.join(arches)}; tune one arch at a time")
+    ops = dict.fromkeys(target.problem.op for target in targets)
+    return new_header([specs[op] for op in ops], arches[0])
+
+
+def _table_path(targets: Sequence[Target], out: Path | None) -> Path:
+    """`out`, or where `lookup` looks: an op that is not in the catalog has a table of its own."""
+    if out is not None:
+        return out
+    problem = targets[0].problem
+    return user_table_path(problem.arch, None if problem.op in SPECS else problem.op)
+
+
+def _clock(arch: str) -> Clock:
+    return CpuClock() if arch in (cpu_device().arch, INTERPRETER) else EventClock()
+
+
+def _worker(ops: Sequence[str], seed: int) -> IsolatedGate:
     own = [op for op in ops if op not in SPECS]
     if own:
         raise UnsupportedError(
-            f"op {own[0]} is not in the catalog: pass gate=IsolatedGate({{{own[0]!r}: "
-            "'file.py:NAME'}) so that the worker process can load it"
+            f"op {own[0]} is not in the catalog: pass gate=IsolatedGate(sources({{{own[0]!r}: "
+            "'file.py:NAME'})) so that the worker process can load it"
         )
-    return IsolatedGate({op: op for op in SPECS}, seed=seed, threads=threads)
+    import torch
+
+    return IsolatedGate(sources(), seed=seed, threads=torch.get_num_threads())
 
 
 @dataclass
@@ -208,7 +264,7 @@ class _Run:
         """Every problem, and the report."""
         report = self.report
         report.settings = {**self._settings(), "resume": resume}
-        probe = None if self.clock.name == "replay" else StateProbe()
+        probe = state_probe(self.clock)
         self.progress.problems = len(targets)
         memories = self._begin(resume)
         try:
@@ -246,7 +302,7 @@ class _Run:
             "budget_s": self.budget_s,
             "strategy": self.strategy,
             "seed": self.seed,
-            "threads": self.units,
+            "units": self.units,
             "batch": settings.batch,
             "finalists": settings.finalists,
             "rounds": timing.rounds,

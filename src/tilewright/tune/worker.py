@@ -117,9 +117,15 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _memory(limit_bytes: int | None) -> Iterator[None]:
-    """Let the address space grow by at most `limit_bytes` (Linux)."""
+    """Let the address space grow by at most `limit_bytes` (Linux).
+
+    Not where there is a GPU: its driver reserves addresses by the terabyte. The tuner watches how
+    much memory the process really holds in either case.
+    """
+    import torch
+
     size = _address_space()
-    if limit_bytes is None or size is None:
+    if limit_bytes is None or size is None or torch.cuda.is_available():
         yield
         return
     import resource
