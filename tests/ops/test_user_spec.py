@@ -76,7 +76,7 @@ def test_an_entry_point_is_loaded_by_its_name(tmp_path, monkeypatch):
     assert offered_specs() == {"row-softmax": "my_kernels_of_a_test:SPEC"}
     assert "my_kernels_of_a_test" not in sys.modules
     assert load_spec("row-softmax").name == "rowsoftmax"
-    with pytest.raises(UnsupportedError, match=r"no installed package offers it .*row-softmax"):
+    with pytest.raises(UnsupportedError, match="installed packages offer row-softmax"):
         load_spec("row_softmax")
 
 
@@ -98,8 +98,10 @@ def test_a_broken_entry_point_says_so(tmp_path, monkeypatch):
         pytest.param("{at}/twice.py:SPEC", "two of its cases have the same id", id="same ids"),
         pytest.param("{at}/spec.txt:SPEC", "its name must end in .py", id="no python"),
         pytest.param("no.such.module:SPEC", "raised ModuleNotFoundError", id="no module"),
-        pytest.param("softmx", "no installed package offers it", id="no entry point"),
-        pytest.param("", "no installed package offers it", id="empty"),
+        pytest.param(
+            "softmx", "op is 'softmx'; the catalog has w4a16, mmq, installed", id="no entry point"
+        ),
+        pytest.param("", "op is ''; the catalog has", id="empty"),
     ],
 )
 def test_what_cannot_be_loaded(tmp_path, text, message):

@@ -33,14 +33,21 @@ if TYPE_CHECKING:
         "tilewright verify --op mmq --case Q4_K-M17 --seed 7",
         "tilewright verify --negative-controls --json > verify.json",
         "tilewright verify --gate --op mmq",
+        "tilewright verify --gate --spec my_kernel.py:SPEC",
     )
 )
 @click.option(
     "--op",
     "ops",
     multiple=True,
-    help="Only this op; may be repeated. With --gate also your own, as file.py:NAME.  "
-    "[default: all]",
+    help="Only this op; may be repeated.  [default: all]",
+)
+@click.option(
+    "--spec",
+    "specs",
+    multiple=True,
+    metavar="SPEC",
+    help="Your own op: file.py:NAME, package.module:NAME, or an entry point of tilewright.ops.",
 )
 @click.option(
     "--model",
@@ -72,6 +79,7 @@ if TYPE_CHECKING:
 @threads_option
 def verify(
     ops: Sequence[str],
+    specs: Sequence[str],
     model: Path | str | None,
     case_filter: str | None,
     activations: str,
@@ -87,6 +95,7 @@ def verify(
     the worst element and the seed that repeats it. Exit code 3 if anything failed.
     """
     used = set_threads(threads)
+    ops = (*ops, *specs)
     from tilewright.report.provenance import provenance
 
     if gate:
@@ -140,16 +149,16 @@ def _leave(good: bool, complete: bool, failed: bool) -> None:
 
 def _cases(ops: Sequence[str], model: Path | str | None) -> dict[str, tuple[Case, ...]]:
     """Cases by op: those of the specs, or those of a model's own products."""
-    from tilewright.ops.catalog import SPECS, find_spec
+    from tilewright.ops.catalog import SPECS, load_spec
 
-    specs = [find_spec(name) for name in dict.fromkeys(ops or SPECS)]
+    specs = {name: load_spec(name) for name in dict.fromkeys(ops or SPECS)}
     if model is None:
-        return {spec.name: spec.cases for spec in specs}
+        return {name: spec.cases for name, spec in specs.items()}
     from tilewright.model.check import model_cases
 
     loaded, _ = load_model(model, activations="float", needs_tokenizer=False)
     found = model_cases(loaded)
-    return {spec.name: found[spec.name] for spec in specs if spec.name in found}
+    return {name: found[spec.name] for name, spec in specs.items() if spec.name in found}
 
 
 def _chosen(
@@ -207,11 +216,11 @@ def _verify(cases: Mapping[str, Sequence[Case]], seed: int) -> VerifyReport:
 
 
 def _controls(cases: Mapping[str, Sequence[Case]], seed: int) -> list[Control]:
-    from tilewright.ops.catalog import find_spec
+    from tilewright.ops.catalog import load_spec
     from tilewright.tune.verify import negative_controls
 
     controls: list[Control] = []
     with status("negative controls: corrupting weights and results"):
         for op in cases:
-            controls += negative_controls(find_spec(op), seed=seed)
+            controls += negative_controls(load_spec(op), seed=seed)
     return controls

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.device import cpu_device
 from tilewright.model.layers import model_problems
-from tilewright.ops.catalog import find_spec
+from tilewright.ops.catalog import load_spec
 from tilewright.ops.contract import Case
 from tilewright.tiles.tile import Problem
 from tilewright.tune.verify import (
@@ -59,7 +59,7 @@ def verify_cases(
     """Run cases of several ops as one report; Ctrl-C ends it and marks it incomplete.
 
     Args:
-        cases: op name -> its cases.
+        cases: op -> its cases; the op as `tilewright.ops.catalog.load_spec` takes it.
         seed: draws the operands.
         on_case: called after each row with the row, rows run, and rows in all.
     """
@@ -74,7 +74,7 @@ def verify_cases(
             on_case(row, done, total)
 
     for op, some in cases.items():
-        reports.append(verify_op(find_spec(op), seed=seed, cases=some, on_case=count))
+        reports.append(verify_op(load_spec(op), seed=seed, cases=some, on_case=count))
         if not reports[-1].complete:
             break
     joined = VerifyReport.join(reports)

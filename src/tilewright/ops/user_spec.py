@@ -108,10 +108,12 @@ def _find(text: str) -> Any:
 def _offered(name: str) -> Any:
     entries = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
     if name not in entries:
+        from tilewright.ops.catalog import SPECS
+
         known = ", ".join(sorted(entries)) or "none"
         raise UnsupportedError(
-            f"spec is {name!r}; no installed package offers it (offered: {known}). Give "
-            "path/to/file.py:NAME, package.module:NAME, or an op of the catalog"
+            f"op is {name!r}; the catalog has {', '.join(SPECS)}, installed packages offer "
+            f"{known}. An op of your own is path/to/file.py:NAME or package.module:NAME"
         )
     try:
         return entries[name].load()
