@@ -89,7 +89,7 @@ def instruments_for(model: Any) -> Instruments:
         timed, overhead_us = _launch_decoder(model, seen)
         found = Instruments("launches", plain, timed, seen)
     else:
-        hooked = _HookedDecoder(model, plain, seen)
+        hooked = _HookedDecoder(model, decoder_for(model), seen)
         found, overhead_us = Instruments("modules", plain, hooked, seen), hooked.overhead_us
     found.overhead_us = overhead_us
     return found
