@@ -24,7 +24,7 @@ from typing import Any
 
 from tilewright.device import cpu_device
 from tilewright.errors import GateError, UnsupportedError
-from tilewright.measure import Clock, CpuClock, EventClock
+from tilewright.measure import Clock, CpuClock, EventClock, StateProbe
 from tilewright.ops.catalog import SPECS
 from tilewright.ops.contract import OpSpec
 from tilewright.tiles.local import INTERPRETER
@@ -48,7 +48,17 @@ from tilewright.tune.result import PlantedReport, ProblemReport, TuneReport
 from tilewright.tune.rounds import state_probe
 from tilewright.tune.search import STRATEGIES
 
-__all__ = ["Progress", "Settings", "Target", "leaves_threads", "log_path", "plan", "tune"]
+__all__ = [
+    "Progress",
+    "Run",
+    "Settings",
+    "Target",
+    "leaves_threads",
+    "log_path",
+    "ordered_targets",
+    "plan",
+    "tune",
+]
 
 
 def log_path(table: Path) -> Path:
@@ -104,14 +114,14 @@ def tune(
     if strategy not in STRATEGIES:
         raise UnsupportedError(f"strategy is {strategy!r}; use one of {', '.join(STRATEGIES)}")
     specs = SPECS if specs is None else specs
-    targets = _targets(problems, specs)
+    targets = ordered_targets(problems, specs)
     ops = [target.problem.op for target in targets]
     header = _header(targets, specs)
     out = _table_path(targets, out)
     log = log_path(out) if log is None else log
     with Record(log) as record:
         worker = _worker(ops, seed) if gate is None else None
-        run = _Run(
+        run = Run(
             specs=specs,
             budget_s=budget_s,
             strategy=strategy,
@@ -151,7 +161,7 @@ def plan(
     """
     specs = SPECS if specs is None else specs
     settings = settings or Settings()
-    targets = _targets(problems, specs)
+    targets = ordered_targets(problems, specs)
     header = _header(targets, specs)
     out = _table_path(targets, out)
     log = log_path(out) if log is None else log
@@ -169,7 +179,9 @@ def plan(
     return report
 
 
-def _targets(problems: Sequence[Problem | Target], specs: Mapping[str, OpSpec]) -> list[Target]:
+def ordered_targets(
+    problems: Sequence[Problem | Target], specs: Mapping[str, OpSpec]
+) -> list[Target]:
     """Bucketed, equal ones joined, the largest share first, shares summing to 1."""
     joined: dict[Problem, Target] = {}
     for given in problems:
@@ -220,7 +232,7 @@ def _worker(ops: Sequence[str], seed: int) -> IsolatedGate:
 
 
 @dataclass
-class _Run:
+class Run:
     """The state of one call of `tune`; the `Host` of its problems."""
 
     specs: Mapping[str, OpSpec]
@@ -264,7 +276,7 @@ class _Run:
         """Every problem, and the report."""
         report = self.report
         report.settings = {**self._settings(), "resume": resume}
-        probe = state_probe(self.clock)
+        probe = self._probe()
         self.progress.problems = len(targets)
         memories = self._begin(resume)
         try:
@@ -275,7 +287,25 @@ class _Run:
             self.stopping = True
         if probe is not None:
             report.machine["before"] = probe.sample().to_dict()
-        shares = 1.0
+        report.problems += self._problems(targets, memories)
+        if probe is not None:
+            report.machine["after"] = probe.sample().to_dict()
+        report.interrupted = self.stopping
+        report.header = self.table.header
+        report.seconds = (self.clock.now_us() - self._started_us) / 1e6
+        self.record.add("interrupted" if self.stopping else "finished")
+        self.tell("finished", "done")
+        return report
+
+    def _probe(self) -> StateProbe | None:
+        """Watches the machine that tiles are timed on."""
+        return state_probe(self.clock)
+
+    def _problems(
+        self, targets: Sequence[Target], memories: Mapping[Problem, Memory]
+    ) -> list[ProblemReport]:
+        """Tune each of them."""
+        found, shares = [], 1.0
         for index, target in enumerate(targets, 1):
             self.progress.index, self.progress.problem = index, target.problem
             self.progress.best = self.progress.best_tile = None
@@ -286,15 +316,8 @@ class _Run:
             shares -= target.share
             problem = ProblemRun(self, target, memory, slice_s).go()
             problem.seconds = (self.clock.now_us() - began_us) / 1e6
-            report.problems.append(problem)
-        if probe is not None:
-            report.machine["after"] = probe.sample().to_dict()
-        report.interrupted = self.stopping
-        report.header = self.table.header
-        report.seconds = (self.clock.now_us() - self._started_us) / 1e6
-        self.record.add("interrupted" if self.stopping else "finished")
-        self.tell("finished", "done")
-        return report
+            found.append(problem)
+        return found
 
     def _settings(self) -> dict[str, Any]:
         settings, timing = self.settings, self.settings.timing
@@ -315,16 +338,7 @@ class _Run:
 
     def _begin(self, resume: bool) -> dict[Problem, Memory]:
         """Begin a run in the log, or continue one: what it knows of each problem."""
-        header = self.table.header
-        same = ("strategy", "seed", "batch", "rounds", "cut", "cache")
-        fingerprint = {
-            "arch": header.arch,
-            "units": header.units,
-            "compiler": header.compiler,
-            "kernel_hash": header.kernel_hash,
-            "op_versions": header.op_versions,
-            **{name: value for name, value in self._settings().items() if name in same},
-        }
+        fingerprint = self._fingerprint()
         found = self.record.resume(fingerprint) if resume else None
         if found is not None:
             self.report.settings["resumed"] = f"run {found.run} of {found.at}"
@@ -336,6 +350,19 @@ class _Run:
         settings = {**self.report.settings, "provenance": dict(self.report.provenance)}
         self.record.begin(fingerprint, settings)
         return {}
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What a run must agree in to be continued."""
+        header = self.table.header
+        same = ("strategy", "seed", "batch", "rounds", "cut", "cache")
+        return {
+            "arch": header.arch,
+            "units": header.units,
+            "compiler": header.compiler,
+            "kernel_hash": header.kernel_hash,
+            "op_versions": header.op_versions,
+            **{name: value for name, value in self._settings().items() if name in same},
+        }
 
     def _bring_up_to_date(self, memories: Mapping[Problem, Memory]) -> None:
         """The table as it should be by now: stale rows verified anew, the log's rows in it."""
