@@ -129,5 +129,6 @@ def test_a_planted_tile_is_outside_the_space_and_pretends_to_be_inside(planted):
 
 def test_there_is_a_planted_tile_for_each_kind_of_fault():
     assert [planted.name for planted in PLANTED] == [
-        "partial-rows", "k-tail", "group-straddled", "scale-row", "past-the-end", "stale-buffer",
+        "partial-rows", "k-tail", "group-straddled", "scale-row", "no-start", "past-the-end",
+        "stale-buffer",
     ]  # fmt: skip

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from tilewright.errors import GateError, UnsupportedError
-from tilewright.ops.catalog import load_spec
+from tilewright.ops.catalog import SPECS, load_spec
+from tilewright.ops.user_spec_audit import audit
 from tilewright.tune.verify import verify_op
 from user_specs import write_spec
 
@@ -255,3 +256,8 @@ def test_tracing_leaves_no_trace(tmp_path):
     module = sys.modules[spec.run.__module__]
     assert type(module.compiled).__module__.startswith("numba.")
     assert sys.getprofile() is None
+
+
+@pytest.mark.parametrize("name", list(SPECS))
+def test_the_catalogs_own_specs_hold(name):
+    audit(SPECS[name], name)

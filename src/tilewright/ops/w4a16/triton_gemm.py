@@ -173,7 +173,11 @@ def _w4a16_kernel(
     elif ZEROS == "packed":
         z_ptrs = z_ptr + (offs_n // 8) * stride_zn
     zero = tl.full((BLOCK_N,), 8, tl.int32)
+    y_ptrs = y_ptr + offs_m[:, None] * stride_ym + offs_n[None, :] * stride_yn
+    mask_y = mask_m[:, None] & mask_n[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if FAULT == "no-start":  # sums are added to what y holds
+        acc += _float32(tl.load(y_ptrs, mask=mask_y, other=0.0), INTERPRET)
     end_k = K
     if FAULT == "k-tail":
         end_k = K // BLOCK_K * BLOCK_K
@@ -214,12 +218,10 @@ def _w4a16_kernel(
     if HAS_BIAS:
         bias = tl.load(b_ptr + offs_n, mask=mask_n, other=0.0)
         acc += _float32(bias, INTERPRET)[None, :]
-    mask_y = mask_m[:, None] & mask_n[None, :]
     if FAULT == "partial-rows":  # the last rows are no whole tile: skipped
         mask_y = mask_y & (offs_m < M // BLOCK_M * BLOCK_M)[:, None]
     elif FAULT == "past-the-end":  # one row too many
         mask_y = (offs_m < M + 1)[:, None] & mask_n[None, :]
-    y_ptrs = y_ptr + offs_m[:, None] * stride_ym + offs_n[None, :] * stride_yn
     if INTERPRET and dtype == tl.bfloat16:
         acc = _bfloat16_bits(acc).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     tl.store(y_ptrs, acc.to(dtype), mask=mask_y)

@@ -1,12 +1,13 @@
 """Wrong Triton tiles of w4a16, one for each kind of fault, that the gate must reject.
 
 The faults are those that tuners have chosen in earnest. Most are one line of the kernel itself,
-chosen by its constexpr FAULT; the stale buffer is the launcher's.
+chosen by its constexpr FAULT; the stale buffer is the launcher's. All but two give the right result
+on the product they would be tuned for, as long as one check of the gate is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
 from typing import Any
 
 import torch
@@ -17,91 +18,94 @@ from tilewright.tiles.tile import Tile
 
 __all__ = ["PLANTED"]
 
-_STATIC: dict[tuple[object, ...], torch.Tensor] = {}
+
+class _Static(threading.local):
+    """x in buffers that captured launches read, by where x lies."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[int, torch.Size], torch.Tensor] = {}
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        key = (x.data_ptr(), x.shape)
+        if key not in self.buffers:
+            self.buffers[key] = x.clone()
+        return self.buffers[key]
+
+
+_STATIC = _Static()
 
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
     """Launch a planted tile, past the rules that would refuse it."""
     from tilewright.ops.w4a16.triton_op import allocate_and_launch
 
-    x = inputs.x
-    if x.numel() == 0:
-        return x.new_empty(*x.shape[:-1], inputs.weight.N)
-    if tile.planted == "stale-buffer":
-        x = _static_copy(x)
+    x = _STATIC.copy(inputs.x) if tile.planted == "stale-buffer" else inputs.x
     return allocate_and_launch(x, inputs.weight, inputs.bias, tile)
 
 
-def _static_copy(x: torch.Tensor) -> torch.Tensor:
-    """x in a buffer that captured launches read, filled when its shape is first seen."""
-    key = (x.shape, x.dtype, x.device)
-    if key not in _STATIC:
-        _STATIC[key] = x.clone()
-    return _STATIC[key]
-
-
-def _case(m: int, n: int, k: int, group: int, dtype: str = "float16") -> Case:
-    return Case("w4a16_triton", "uint4", dtype, m, n, k, group)
-
-
 def _planted(
-    name: str, fault: str, why_faster: str, caught_by: str, *cases: Case, **fields: Any
+    name: str,
+    fault: str,
+    why_faster: str,
+    caught_by: str,
+    *,
+    m: int = 32,
+    group: int = 128,
+    block_k: int = 64,
 ) -> Planted:
     tile = Tile.of(
-        "triton",
-        **{
-            "block_m": 16, "block_n": 32, "block_k": 32, "num_warps": 4, "num_stages": 2,
-            "dequant": "packed", "planted": name, **fields,
-        },
+        "triton", block_m=16, block_n=32, block_k=block_k, num_warps=4, num_stages=2,
+        dequant="scalar", planted=name,
     )  # fmt: skip
-    return Planted(tile, fault, why_faster, caught_by, _run, cases)
+    case = Case("w4a16_triton", "uint4", "float16", m, 64, 256, group)
+    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
 
-
-_SMALL = _case(17, 64, 256, 128)
 
 PLANTED = (
     _planted(
         "partial-rows",
-        "Rows of y beyond the last whole tile are not stored.",
-        "The last, ragged row of tiles is not computed.",
-        "nan-fill",
-        _SMALL,
+        "the rows of y behind the last whole tile are not stored",
+        "nothing is stored under a mask of rows",
+        "ragged-shapes",
     ),
     _planted(
         "k-tail",
-        "The loop ends at the last whole step of K.",
-        "One step less wherever block_k does not divide K.",
+        "the loop ends at the last whole step of K",
+        "one step less wherever block_k does not divide K",
         "ragged-shapes",
-        replace(_SMALL, K=256, group=-1),
-        block_k=128,
+        group=-1,
     ),
     _planted(
         "group-straddled",
-        "Two groups of K are multiplied with the scale and the zero point of the first.",
-        "Half as many scales and zero points are loaded.",
+        "two groups of K share the scale and the zero point of the first",
+        "half the scales and zero points to load",
         "oracle",
-        replace(_SMALL, group=64),
+        group=64,
     ),
     _planted(
         "scale-row",
-        "Each row of W is multiplied with the scale of the next row.",
-        "It is as fast as the right tile: the index is off by one.",
+        "each row of W takes the scale of the next row",
+        "as fast as the right tile: an index is off by one",
         "oracle",
-        _SMALL,
+    ),
+    _planted(
+        "no-start",
+        "sums are added to what y holds, which nobody set to zero",
+        "one kernel serves the parts of a split K as well",
+        "nan-fill",
     ),
     _planted(
         "past-the-end",
-        "One row is stored beyond the last one where y ends within a tile.",
-        "The mask of the store is looser.",
+        "one row too many is stored where y ends within a tile",
+        "as fast as the right tile: a comparison is off by one",
         "guard-bands",
-        _SMALL,
+        m=17,
     ),
     _planted(
         "stale-buffer",
-        "x is copied to a static buffer only when its shape is first seen.",
-        "Every launch but the first saves the copy.",
+        "x is not copied to the static buffer of a captured launch when it lies where it lay",
+        "no copy while a benchmark repeats itself",
         "stale-buffer",
-        _SMALL,
     ),
 )
 """The planted tiles of `triton_space.TRITON_SPACE`."""

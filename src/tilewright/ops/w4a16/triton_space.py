@@ -40,8 +40,8 @@ _NVIDIA_REGISTERS = 65536  # of one multiprocessor
 
 
 def smem_limit_bytes(arch: str) -> int | None:
-    """Shared memory (LDS) that one program may allot on `arch`; None where nothing limits it."""
-    if arch == INTERPRETER:
+    """Shared memory (LDS) that one program may allot on `arch`; None for the interpreter's CPU."""
+    if arch == INTERPRETER or arch.startswith("cpu"):
         return None
     if arch in _SMEM_LIMITS:
         return _SMEM_LIMITS[arch]

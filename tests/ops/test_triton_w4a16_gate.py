@@ -1,0 +1,90 @@
+"""The gate in the interpreter: every planted fault of the Triton kernel falls, a right tile passes.
+
+It launches each tile some thirty times around its own numbers, so the tiles are small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilewright.errors import GateError
+from tilewright.ops.contract import Case
+from tilewright.ops.w4a16.triton_planted import PLANTED
+from tilewright.tiles.tile import Tile
+from tilewright.tune.gate import CHECKS, gate, planted, recheck, watch
+
+pytest.importorskip(
+    "triton_interpreter", reason="triton is not installed: pip install 'tilewright[triton]'"
+)
+
+from tilewright.ops.w4a16.triton_spec import SPEC
+
+
+@pytest.fixture(autouse=True)
+def _uninitialized_memory_is_nan() -> None:
+    """Not here: the gate's own fill is what is tested."""
+
+
+by_name = pytest.mark.parametrize("wrong", PLANTED, ids=lambda wrong: wrong.name)
+
+
+def test_the_gate_finds_them_in_the_space():
+    assert tuple(planted(SPEC)) == PLANTED
+
+
+@by_name
+def test_a_planted_tile_is_rejected_for_its_fault(wrong):
+    (case,) = wrong.cases
+    result = gate(SPEC.with_run(wrong.run), wrong.tile, [case])
+    assert not result.passed
+    assert result.check == wrong.caught_by, result
+    with pytest.raises(GateError, match=wrong.caught_by):
+        result.raise_if_failed()
+
+
+@by_name
+def test_without_its_check_a_planted_tile_passes(wrong):
+    """Each is right on the product it would be tuned for, but for what the one check sees."""
+    checks = set(CHECKS) - {wrong.caught_by, "ragged-shapes"}
+    (case,) = wrong.cases
+    result = gate(SPEC.with_run(wrong.run), wrong.tile, [case], _checks=checks)
+    assert result.passed, result
+
+
+@by_name
+def test_the_tile_it_pretends_to_be_is_right(wrong):
+    (case,) = wrong.cases
+    checks = set(CHECKS) - {"ragged-shapes"}
+    result = gate(SPEC, wrong.honest, [case], _checks=checks)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight_type", "dequant", "group"),
+    [
+        ("float16", "uint4", "packed", 64),
+        ("bfloat16", "uint4b8", "packed", -1),
+        ("float32", "uint4", "scalar", 32),
+    ],
+)
+def test_a_right_tile_passes_every_check(dtype, weight_type, dequant, group):
+    tile = Tile.of(
+        "triton", block_m=16, block_n=32, block_k=32, num_warps=4, num_stages=2, dequant=dequant
+    )
+    case = Case(SPEC.name, weight_type, dtype, 17, 40, 64, group)
+    result = gate(SPEC, tile, [case])
+    assert result.passed, result
+    assert result.cases > 5
+    inputs = watch(SPEC.make_inputs(case, 0))
+    y = SPEC.run(inputs, tile=tile)
+    assert recheck(SPEC, inputs, y, tile=tile).passed
+
+
+def test_a_tile_that_breaks_a_rule_is_rejected_with_the_rule():
+    tile = replace(PLANTED[0].honest).replace(block_k=128)
+    case = Case(SPEC.name, "uint4", "float16", 17, 40, 128, 64)
+    result = gate(SPEC, tile, [case])
+    assert result.check == "launch"
+    assert "breaks rule 'one scale a step'" in result.reason
