@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tilewright.errors import UnsupportedError
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.tiles.tile import Tile
-from tilewright.tune.search import STRATEGIES, Strategy, make_strategy, neighbours
+from tilewright.tune.search import STRATEGIES, Local, Strategy, make_strategy, neighbours
 from tune.toy_op import FLAT, SPACE, loop, problem
 
 WIDE = TileSpace(
@@ -24,8 +25,16 @@ CANDIDATES = WIDE.candidates(problem())
 START = WIDE.default(problem())
 
 
-def strategy(name: str, seed: int = 0, batch: int = 6, incumbent: Tile | None = START) -> Strategy:
+def strategy(
+    name: str,
+    seed: int = 0,
+    batch: int = 6,
+    incumbent: Tile | None = START,
+    patience: float = math.inf,
+) -> Strategy:
     tiles = [tile for tile in CANDIDATES if tile != incumbent]
+    if name == "local":
+        return Local(tiles, WIDE, incumbent, batch, seed, patience)
     return make_strategy(name, tiles, space=WIDE, incumbent=incumbent, batch=batch, seed=seed)
 
 
@@ -77,6 +86,19 @@ def test_local_search_finds_the_top_of_a_hill_in_a_tenth_of_the_space(seed: int)
 def test_local_search_begins_with_one_tile_of_each_other_algorithm() -> None:
     first = strategy("local").ask()
     assert [tile.algorithm for tile in first] == ["lib"]
+
+
+def test_local_search_is_done_when_restarts_find_nothing_better() -> None:
+    asked = drain(strategy("local", patience=4), bowl)
+    top = Tile.of("grid", a=7, b=3, c=5)
+    assert top in asked
+    assert len(asked) < len(CANDIDATES) / 3
+    assert len(drain(strategy("local", patience=1), bowl)) < len(asked)
+
+
+def test_local_search_does_not_give_up_while_nothing_was_right() -> None:
+    asked = drain(strategy("local", incumbent=None, patience=2), lambda tile: None)
+    assert set(asked) == set(CANDIDATES)
 
 
 def test_local_search_leaves_a_top_that_is_not_the_best() -> None:

@@ -89,7 +89,7 @@ def test_the_fastest_tile_wins_and_the_op_gets_it(strategy: str, table: Path) ->
     assert row == found.row
     assert row.median_us == pytest.approx(60, rel=0.01)
     assert 0 < row.spread_us < 1
-    assert row.samples == 20
+    assert row.samples == 80  # four times the least number of blocks: there was time
     assert (row.oracle_error, row.tried, row.rejected) == (0.25, found.tried, {})
     header = load_table(table).header
     assert header.arch == ARCH
@@ -309,28 +309,28 @@ def test_the_tile_in_use_raising_while_it_is_timed_fails_the_problem() -> None:
 
 def test_the_best_of_equal_tiles_does_not_get_into_the_table() -> None:
     """The best of many identical configurations shows a gain that is not there."""
-    improved = 0
+    improved = looked_faster = 0
     for seed in range(20):
         machine = Machine(lambda tile: 100.0, noise=0.01, seed=seed)
         (found,) = go(machine, strategy="exhaustive", seed=seed).problems
         best = found.best
         assert best is not None
         assert best.score is not None
-        assert best.score > 1.0  # it did look faster
+        looked_faster += best.score > 1.0
         improved += found.status == "improved"
         if found.row is not None:
             user_table_path(ARCH, "toy").unlink()
+    assert looked_faster >= 18
     assert improved <= 1
 
 
 def test_a_small_gain_under_noise_is_found_on_fresh_data() -> None:
     machine = Machine(lambda tile: 97.0 if tile == BEST else 100.0, noise=0.01)
-    settings = replace(HOT, timing=Timing(cache="hot", blocks=40))
-    (found,) = go(machine, settings=settings, strategy="exhaustive").problems
+    (found,) = go(machine, strategy="exhaustive").problems
     assert (found.status, found.winner) == ("improved", BEST)
     assert found.verdict in ("FASTER", "DISJOINT")
     final = found.comparisons[-1]
-    assert len(final["blocks"]) == 40
+    assert len(final["blocks"]) == 80
     searched = {tuple(block["us"].items()) for block in found.rounds}
     assert not searched & {tuple(block["us"].items()) for block in final["blocks"]}
 
@@ -401,6 +401,14 @@ def test_the_search_ends_in_time_for_the_finals() -> None:
     assert found.tried < found.space_size
     assert (found.winner, found.status) == (loop(16, 4), "improved")
     assert report.seconds < 11.5
+
+
+def test_finals_that_are_short_of_time_take_the_least_blocks() -> None:
+    machine = Machine(cost)
+    gate = ScriptedGate(machine, seconds=1.5)
+    (found,) = go(machine, gate, budget_s=10.0).problems
+    assert found.comparisons
+    assert {c["settings"]["blocks_asked"] for c in found.comparisons} == {20}
 
 
 def test_equal_problems_are_tuned_once() -> None:

@@ -123,7 +123,10 @@ class ProblemRun:
     def _open_bench(self) -> Stopwatch:
         """What times the tiles; a fleet times them elsewhere."""
         host, timing = self._host, self._settings.timing
-        return Bench(self._spec, self._problem, timing, seed=host.seed, clock=host.clock)
+        return Bench(
+            self._spec, self._problem, timing, seed=host.seed, clock=host.clock,
+            ends_us=self._ends_us,
+        )  # fmt: skip
 
     def _legal_default(self) -> Tile | None:
         tile = self._space.default(self._problem)

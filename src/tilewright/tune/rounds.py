@@ -8,8 +8,9 @@ which the very outputs that were timed are held to the oracle again.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,18 @@ from tilewright.measure import (
 from tilewright.measure.compare import compare_many
 from tilewright.measure.sample import SamplePlan, plan_samples, run_blocks
 from tilewright.measure.state import StateProbe
-from tilewright.ops.contract import OpSpec
+from tilewright.ops.contract import Inputs, OpSpec
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.gate import GateResult, recheck, watch
 from tilewright.tune.gate_memory import Snapshot
 from tilewright.tune.outcome import problem_case
 
 __all__ = ["COLD_ROWS", "Bench", "LaunchFailed", "Timing", "state_probe"]
+
+MORE_BLOCKS = 4
+_LEAST_READINGS = 3  # whose median one interruption cannot move
+_LONG_US = 50_000.0  # a launch that is long enough by itself
+_SETUP_US = 400_000.0  # of finals: warming up, and the check after them
 
 COLD_ROWS = 8
 """Up to this many rows a product is timed with cold caches: in decode, weights come from memory."""
@@ -53,8 +59,8 @@ class Timing:
 
     Attributes:
         rounds: rounds of a batch in the search.
-        blocks: blocks of the finals.
-        sample_us: time that a sample fills with hot caches.
+        blocks: least blocks of the finals; up to `MORE_BLOCKS` times as many where there is time.
+        sample_us: time that a sample fills with hot caches; it takes 3 readings at least.
         cut: a tile that is this many times slower than the incumbent is not sampled again.
         cache: "hot", "cold", or "auto" for cold up to `COLD_ROWS` rows.
         delta: relative difference below which two tiles count as the same.
@@ -81,6 +87,8 @@ class Bench:
         seed: draws the operands and the orders.
         clock: None is the CPU's.
         flush: empties the caches; None makes one for the clock's device when it is needed.
+        ends_us: reading of the clock at which the finals should have ended; None takes the least
+            number of blocks.
     """
 
     def __init__(
@@ -92,8 +100,10 @@ class Bench:
         seed: int = 0,
         clock: Clock | None = None,
         flush: Callable[[], Any] | None = None,
+        ends_us: float | None = None,
     ) -> None:
         self._spec = spec
+        self._ends_us = ends_us
         self._timing = timing
         self._seed = seed
         self._clock: Clock = CpuClock() if clock is None else clock
@@ -103,8 +113,9 @@ class Bench:
         self._inputs = watch(spec.make_inputs(problem_case(problem), seed))
         self._pristine = Snapshot(self._inputs)
         self._outputs: dict[Tile, Any] = {}
+        self._judge = _remembering(spec)
+        self._sample_cost_us = 0.0  # with flushes and whatever else a sample takes
         self.faults: dict[Tile, tuple[str, str]] = {}
-        self.incumbent_us = 0.0
 
     def run(self, incumbent: Tile, tiles: Sequence[Tile], rounds: int) -> tuple[list[Block], bool]:
         """Sample the incumbent and each tile once a round.
@@ -121,6 +132,7 @@ class Bench:
         plan = self._plan(launches)
         arms = {str(tile): launch for tile, launch in launches.items()}
         name = str(incumbent)
+        began_us = self._clock.now_us()
         done: list[Block] = []
         for first in (True, False):
             count = 1 if first else rounds - 1
@@ -133,13 +145,16 @@ class Bench:
             if interrupted:
                 return done, True
             if first:
-                self.incumbent_us = blocks[0].us[name]
-                limit = self._timing.cut * self.incumbent_us
+                limit = self._timing.cut * blocks[0].us[name]
                 arms = {k: run for k, run in arms.items() if k == name or blocks[0].us[k] <= limit}
+        samples = sum(len(block.us) for block in done)
+        self._sample_cost_us = (self._clock.now_us() - began_us) / samples
         return done, False
 
     def finals(self, incumbent: Tile, finalists: Sequence[Tile]) -> dict[Tile, Comparison]:
         """Fresh paired comparisons of finalists with the incumbent, Holm over the family.
+
+        The number of blocks is settled before the first: as many as end by `ends_us`.
 
         Where an output that was timed is wrong, every comparison is VOID, and `faults` says whose
         it was: by tile, the check that does not hold and the reason.
@@ -160,7 +175,7 @@ class Bench:
             launches[incumbent],
             {str(tile): launches[tile] for tile in finalists},
             baseline_name=str(incumbent),
-            blocks=self._timing.blocks,
+            blocks=self._blocks(len(finalists)),
             cold=self.cold,
             clock=self._clock,
             seed=self._seed,
@@ -174,11 +189,18 @@ class Bench:
         return {tile: found[str(tile)] for tile in finalists}
 
     def finals_us(self, finalists: int) -> float:
-        """About how long the finals will take, in microseconds."""
-        sample = max(self._timing.sample_us, self.incumbent_us)
-        if self.cold:
-            sample = self.incumbent_us + 25_000.0  # the flush
-        return self._timing.blocks * (finalists + 2) * sample + 300_000.0
+        """About how long the least finals will take, in microseconds."""
+        return self._timing.blocks * self._block_us(finalists) + _SETUP_US
+
+    def _blocks(self, finalists: int) -> int:
+        if self._ends_us is None:
+            return self._timing.blocks
+        left_us = self._ends_us - self._clock.now_us() - _SETUP_US
+        room = left_us / max(self._block_us(finalists), 1.0)
+        return int(min(MORE_BLOCKS * self._timing.blocks, max(self._timing.blocks, room)))
+
+    def _block_us(self, finalists: int) -> float:
+        return (finalists + 2) * max(self._timing.sample_us, self._sample_cost_us)
 
     def _faults(self, tiles: Sequence[Tile]) -> dict[Tile, tuple[str, str]]:
         """Tiles whose last timed output is wrong, or that changed the operands: check, reason."""
@@ -198,7 +220,7 @@ class Bench:
         }
 
     def _recheck(self, tile: Tile) -> GateResult:
-        return recheck(self._spec, self._inputs, self._outputs[tile], tile=tile)
+        return recheck(self._judge, self._inputs, self._outputs[tile], tile=tile)
 
     def _launch(self, tile: Tile) -> Callable[[], None]:
         run, inputs, outputs = self._spec.run, self._inputs, self._outputs
@@ -218,9 +240,10 @@ class Bench:
             LaunchFailed: a tile raised, or cannot be timed by this clock.
         """
         sample_us = 1.0 if self.cold else self._timing.sample_us
-        plans = []
+        plans, took = [], []
         for tile, launch in arms.items():
             launch()  # loads what the gate has compiled
+            took.append(self._clock.time_us(launch, 1))
             try:
                 plans.append(
                     plan_samples(
@@ -229,7 +252,11 @@ class Bench:
                 )
             except MeasureError as error:
                 raise LaunchFailed(tile, error) from error
-        return SamplePlan(max(p.launches for p in plans), min(p.readings for p in plans))
+        if self.cold:
+            return SamplePlan(max(p.launches for p in plans), _LEAST_READINGS)
+        least = 1 if any(us > _LONG_US for us in took) else _LEAST_READINGS
+        readings = max(least, min(p.readings for p in plans))
+        return SamplePlan(max(p.launches for p in plans), readings)
 
 
 def state_probe(clock: Clock) -> StateProbe | None:
@@ -241,3 +268,27 @@ def state_probe(clock: Clock) -> StateProbe | None:
 
 def _flusher(clock: Clock) -> Callable[[], Any]:
     return GpuFlusher(clock.device) if isinstance(clock, EventClock) else CpuFlusher()
+
+
+def _remembering(spec: OpSpec) -> OpSpec:
+    """The spec with the oracle's results kept by the content of x: `recheck` holds every tile to
+    the same two, having seen that the weight is what it was.
+    """
+    kept: dict[tuple[str, bytes], Any] = {}
+
+    def key(inputs: Inputs, what: str) -> tuple[str, bytes]:
+        return what, hashlib.sha256(inputs.x64().tobytes()).digest()
+
+    def reference(inputs: Inputs) -> Any:
+        at = key(inputs, "reference")
+        if at not in kept:
+            kept[at] = spec.reference(inputs)
+        return kept[at].copy()
+
+    def error_model(inputs: Inputs, ref: Any) -> Any:
+        at = key(inputs, "model")
+        if at not in kept:
+            kept[at] = spec.error_model(inputs, ref)
+        return kept[at]
+
+    return replace(spec, reference=reference, error_model=error_model)

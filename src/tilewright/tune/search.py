@@ -67,8 +67,9 @@ class Local:
 
     It begins with one random tile of each algorithm and climbs from the best of these and the
     incumbent: a batch of untried neighbours at a time, moving to the best of them as soon as it
-    beats the present tile. At a top it restarts from a random tile that was not tried. Left alone,
-    it tries every candidate.
+    beats the present tile. At a top it restarts from a random tile that was not tried. When
+    `patience` restarts in a row have led to nothing better, it is done, and leaves the time that is
+    left to other problems.
 
     Args:
         tiles: the candidates.
@@ -76,6 +77,7 @@ class Local:
         incumbent: the tile in use, whose score is 1; None if there is none.
         batch: tiles in a batch, at least 1.
         seed: draws starts and the order of neighbours.
+        patience: restarts in vain before it is done.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Local:
         incumbent: Tile | None,
         batch: int,
         seed: int,
+        patience: float = 4,
     ) -> None:
         self._rng = np.random.default_rng(seed)
         self._space = space
@@ -97,6 +100,8 @@ class Local:
         self._at: Tile | None = incumbent
         self._started = False
         self._restarting = False
+        self._patience = patience
+        self._in_vain = 0
 
     def ask(self) -> list[Tile]:
         if not self._started:
@@ -109,13 +114,18 @@ class Local:
             fresh = [near[i] for i in self._rng.permutation(len(near)) if near[i] in self._untried]
             if fresh:
                 return self._take(fresh[: self._batch])
+        if self._in_vain >= self._patience and self._score:
+            return []
+        self._in_vain += 1
         self._restarting = True
         return self._take(list(self._untried)[:1])
 
     def tell(self, scores: Scores) -> None:
         good = {tile: s for tile, s in scores.items() if s is not None and math.isfinite(s)}
-        self._score.update(good)
         best = max(good, key=lambda tile: good[tile], default=None)
+        if best is not None and good[best] > max(self._score.values(), default=-math.inf):
+            self._in_vain = 0
+        self._score.update(good)
         if self._restarting:
             self._restarting = False
             self._at = best
