@@ -22,7 +22,10 @@ from tilewright.errors import (
     UnsupportedError,
 )
 
-VERBS = ["run", "bench", "verify", "info", "perplexity", "demo-model"]
+VERBS = [
+    "run", "bench", "verify", "tune", "tables", "compare", "ladder", "profile", "info",
+    "perplexity", "demo-model",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -11,27 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from one_row_table import CASE, PROBLEM, write_table
 from tilewright.device import cpu_device
 from tilewright.errors import GateError, TileError
 from tilewright.measure import Verdict
-from tilewright.ops.choose import choose_tile, running_of
-from tilewright.ops.contract import Case, Inputs, OpSpec
+from tilewright.ops.choose import choose_tile
+from tilewright.ops.contract import Inputs, OpSpec
 from tilewright.ops.mmq.spec import SPEC
-from tilewright.tiles.table import (
-    FOLDER_VARIABLE,
-    TableHeader,
-    TableRow,
-    TileTable,
-    forget,
-    save_table,
-)
+from tilewright.tiles.table import FOLDER_VARIABLE, forget
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.arms import CompareRow, Contest, Settings, run_contests
 from tilewright.tune.tile_arms import given_tiles, parse_tile, table_tiles, tile_contests
 
 ARCH = cpu_device().arch
-CASE = Case("mmq", "Q4_1", "float32", 5, 48, 64)
-PROBLEM = CASE.problem(ARCH)
 A, B = "panel(mr=2, nv=1, block_parts=8)", "panel(mr=1, nv=1, block_parts=8)"
 
 
@@ -121,17 +113,6 @@ def test_a_tile_that_goes_wrong_while_it_is_timed_voids_the_row() -> None:
     assert row.comparison is not None
     assert "the check after timing failed" in row.comparison.judgement.reasons[0]
     assert "mr=1" in row.comparison.judgement.reasons[0]
-
-
-def write_table(path: Path, tile: Tile | None, units: int = 1) -> Path:
-    running = running_of(SPEC)
-    header = TableHeader(
-        ARCH, (ARCH,), units, "test", running.compiler, running.kernel_hash,
-        {"mmq": running.op_version}, "2026-01-01T00:00:00+00:00", "test",
-    )  # fmt: skip
-    rows = () if tile is None else (TableRow(PROBLEM.bucketed(), tile, 10.0, 0.1, 9, 1e-15, 3),)
-    save_table(path, TileTable(header, rows))
-    return path
 
 
 @pytest.fixture
