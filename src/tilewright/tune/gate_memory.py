@@ -10,13 +10,13 @@ a kernel that adds to memory behind its output shows as surely as one that overw
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.ops.contract import Inputs
@@ -82,8 +82,8 @@ class Guards(TorchDispatchMode):
     def __init__(self, *, nan: bool = True) -> None:
         super().__init__()
         self._nan = nan
-        self._fresh: list[torch.Tensor] = []
-        self._older: list[weakref.ref[torch.Tensor]] = []
+        self._buffers: list[_Buffer] = []
+        self._held: list[torch.Tensor] = []  # what the launch would otherwise free before a look
 
     def __torch_dispatch__(
         self,
@@ -105,9 +105,10 @@ class Guards(TorchDispatchMode):
         buffer.view(torch.int64).fill_(_word(made.dtype))
         body = buffer[band : band + _span(made) * made.element_size()].view(made.dtype)
         self._fill(body)
-        guarded = body.as_strided(made.shape, made.stride(), body.storage_offset())
-        self._fresh.append(guarded)
-        return guarded
+        weak = StorageWeakRef(buffer.untyped_storage())
+        self._buffers.append(_Buffer(weak, made.dtype, tuple(made.shape), band, body.nbytes))
+        self._held.append(buffer)
+        return body.as_strided(made.shape, made.stride(), body.storage_offset())
 
     def _fill(self, body: torch.Tensor) -> None:
         if not self._nan:
@@ -124,30 +125,59 @@ class Guards(TorchDispatchMode):
 
         Buffers of earlier launches are looked at again for as long as the op keeps them.
         """
-        older = [tensor for ref in self._older if (tensor := ref()) is not None]
-        tensors = older + self._fresh
-        self._older = [weakref.ref(tensor) for tensor in tensors]
-        self._fresh = []
-        found = (_overrun(tensor) for tensor in tensors)
-        return next((text for text in found if text is not None), None)
+        found = None
+        alive = []
+        for buffer in self._buffers:
+            whole = buffer.whole()
+            if whole is not None:
+                alive.append(buffer)
+                found = found or buffer.overrun(whole)
+        self._buffers = alive
+        self._held = []
+        return found
 
 
-def _overrun(tensor: torch.Tensor) -> str | None:
-    whole = _bytes_of(tensor)
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    used = _span(tensor) * tensor.element_size()
-    word = torch.tensor([_word(tensor.dtype)], dtype=torch.int64, device=tensor.device)
-    pattern = word.view(torch.uint8)
-    what = f"the {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} buffer"
-    for first, last, side in ((0, start, "before"), (start + used, len(whole), "behind")):
-        size = last - first
-        expected = pattern.roll(-(first % 8)).repeat(-(-size // 8))[:size]
-        if torch.equal(whole[first:last], expected):
-            continue
-        wrong = torch.nonzero(whole[first:last] != expected).view(-1)
-        gap = size - 1 - int(wrong[-1]) if side == "before" else int(wrong[0])
-        return f"{len(wrong)} bytes {side} {what} were written, the nearest {gap} bytes from it"
-    return None
+@dataclass(frozen=True)
+class _Buffer:
+    """A guarded buffer, kept alive by nobody but the op.
+
+    Attributes:
+        weak: its storage.
+        dtype, shape: of the tensor that lies in it.
+        start, used: bytes before the tensor, and from its first to its last.
+    """
+
+    weak: StorageWeakRef
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    used: int
+
+    def whole(self) -> torch.Tensor | None:
+        """All bytes, bands included; None if the buffer is gone."""
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self.weak.cdata)
+        if storage is None:
+            return None
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return whole.set_(storage)
+
+    def overrun(self, whole: torch.Tensor) -> str | None:
+        """What was written into the bands."""
+        word = torch.tensor([_word(self.dtype)], dtype=torch.int64, device=whole.device)
+        pattern = word.view(torch.uint8)
+        end = self.start + self.used
+        for first, last, side in ((0, self.start, "before"), (end, len(whole), "behind")):
+            size = last - first
+            expected = pattern.roll(-(first % 8)).repeat(-(-size // 8))[:size]
+            if torch.equal(whole[first:last], expected):
+                continue
+            wrong = torch.nonzero(whole[first:last] != expected).view(-1)
+            gap = size - 1 - int(wrong[-1]) if side == "before" else int(wrong[0])
+            return (
+                f"{len(wrong)} bytes {side} the {str(self.dtype).removeprefix('torch.')} "
+                f"{list(self.shape)} buffer were written, the nearest {gap} bytes from it"
+            )
+        return None
 
 
 def rehoused(x: torch.Tensor, *, nan: bool = True) -> torch.Tensor:
@@ -197,12 +227,12 @@ def operand_bytes(inputs: Inputs) -> int:
 
 
 def _operands(inputs: Inputs) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and bytes of every block of memory behind the operands, each once."""
+    """Name and bytes of every block of memory behind the operands, each once; the source, in
+    which a packed weight may lie, is named last."""
     seen = set()
-    for field in fields(inputs):
-        if field.name == "case":
-            continue
-        for name, live in _blocks(field.name, getattr(inputs, field.name)):
+    names = [field.name for field in fields(inputs) if field.name != "case"]
+    for of in sorted(names, key=lambda name: name == "source"):
+        for name, live in _blocks(of, getattr(inputs, of)):
             place = (live.device, live.data_ptr(), len(live))
             if len(live) and place not in seen:
                 seen.add(place)
