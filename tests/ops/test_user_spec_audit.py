@@ -9,6 +9,7 @@ import pytest
 from tilewright.errors import GateError, UnsupportedError
 from tilewright.ops.catalog import SPECS, load_spec
 from tilewright.ops.user_spec_audit import audit
+from tilewright.tune.gate_proof import prove
 from tilewright.tune.verify import verify_op
 from user_specs import write_spec
 
@@ -194,7 +195,7 @@ def test_an_oracle_that_keeps_the_kernels_result_is_refused(tmp_path):
 def test_an_oracle_that_calls_the_compiled_kernel_is_refused(tmp_path):
     body = "y = np.empty(inputs.x.shape); compiled(inputs.x64(), y); return y"
     text = spoiled(tmp_path, (KERNEL, COMPILED), oracle(body))
-    with pytest.raises(GateError, match=r"both run the compiled kernel \S+\.compiled"):
+    with pytest.raises(GateError, match=r"both run the compiled kernel compiled of spec\.py"):
         load_spec(text)
 
 
@@ -231,6 +232,18 @@ def test_a_tolerance_of_one_row_is_found(tmp_path):
     )
     with pytest.raises(GateError, match="accepts zeros for row 3 of the result"):
         load_spec(text)
+
+
+def test_a_planted_tile_that_is_right_is_found_by_the_gate(tmp_path):
+    """The audit runs no planted tile; whoever relies on the gate does: verify --gate and tune."""
+    honest = prove(load_spec(f"{write_spec(tmp_path)}:SPEC"))
+    assert honest.passed, honest.lines()
+    (tmp_path / "right").mkdir()
+    text = spoiled(tmp_path / "right", ("    y[: len(y) // 16 * 16] =", "    return"),
+                   ("kernel(inputs.x)[: len(y) // 16 * 16]", "kernel(inputs.x)"))  # fmt: skip
+    proof = prove(load_spec(text))
+    assert not proof.passed
+    assert "a planted tile got through: rows(block=16, planted=partial-rows)" in proof.lines()[-2]
 
 
 def test_a_kernel_that_raises_is_no_lie(tmp_path):

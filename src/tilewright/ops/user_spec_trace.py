@@ -139,13 +139,18 @@ def _watched(trace: Trace) -> Iterator[None]:
             for name, value in list(vars(module).items()):
                 if _is_kernel(value):
                     replaced.append((module, name, value))
-                    home = getattr(value, "__module__", module.__name__)
-                    own = getattr(value, "__name__", name)
-                    setattr(module, name, _Noted(value, f"{home}.{own}", trace))
+                    setattr(module, name, _Noted(value, _kernel_name(value, module, name), trace))
         yield
     finally:
         for module, name, value in replaced:
             setattr(module, name, value)
+
+
+def _kernel_name(kernel: Any, module: ModuleType, name: str) -> str:
+    """Its own name and file, whatever names other modules import it by."""
+    home = sys.modules.get(getattr(kernel, "__module__", ""), module)
+    own = getattr(kernel, "__name__", name)
+    return f"{own} of {Path(home.__file__ or module.__name__).name}"
 
 
 def _users_modules() -> Iterator[ModuleType]:
