@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_FL
 .PHONY: help venv test test-all check format demo clean
 
 help:
-	@echo 'make demo      fetch a small model, verify every kernel on it, chat, bench'
+	@echo 'make demo      fetch a small model, verify its products, chat, bench, tune, compare'
 	@echo 'make test      the tests without the slow ones'
 	@echo 'make test-all  all tests; the slow ones fetch models'
 	@echo 'make check     ruff and mypy'
@@ -48,12 +48,20 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+DEMO := .demo
+
+# A verdict of tune or compare (exit codes 4 to 6) is a result here; errors and wrong numbers are not.
 demo: $(STAMP)
 	@$(BIN)/tilewright demo-model
 	$(BIN)/tilewright info smollm2
 	$(BIN)/tilewright verify --model smollm2
-	$(BIN)/tilewright run smollm2 'Explain gravity to a child in one sentence.'
+	$(BIN)/tilewright run smollm2 'What is the capital of France?' --max-tokens 40
 	$(BIN)/tilewright bench smollm2 -p 128 -n 32 -r 3
+	@mkdir -p $(DEMO)
+	$(BIN)/tilewright tune smollm2 --budget 60 --out $(DEMO)/tiles.json --html $(DEMO)/report.html || test $$? -ge 4
+	@test -e $(DEMO)/tiles.json || echo 'No tile is faster than the default for certain, so there is no table; the default is compared with itself.'
+	$(BIN)/tilewright compare smollm2 --table none --table "$$(test -e $(DEMO)/tiles.json && echo $(DEMO)/tiles.json || echo none)" --test pp512 --blocks 8 --html $(DEMO)/compare.html || test $$? -ge 4
+	@echo 'open $(DEMO)/report.html (the tuning) and $(DEMO)/compare.html (tuned beside default)'
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache

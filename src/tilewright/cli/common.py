@@ -38,6 +38,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
+class TablePath(click.Path):
+    """A tile table, or "none": a table without rows, which leaves every op its own default."""
+
+    name = "table"
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value != "none" or ctx is None:
+            return super().convert(value, param, ctx)
+        import tempfile
+
+        from tilewright.device import cpu_device
+        from tilewright.ops.catalog import SPECS
+        from tilewright.tiles.table import TileTable, save_table
+        from tilewright.tune.refresh import new_header
+
+        folder = ctx.with_resource(tempfile.TemporaryDirectory(prefix="tilewright-tiles-"))
+        path = Path(folder) / "no-table"
+        specs = [SPECS[name] for name in ("mmq", "w4a16")]
+        save_table(path, TileTable(new_header(specs, cpu_device().arch)))
+        return path
+
+
 class ModelPath(click.ParamType):
     """A GGUF file, a folder with a checkpoint, the name of a demo model, or a hub repository.
 

@@ -14,6 +14,7 @@ import click
 from tilewright.cli.blocks import blocks_bar
 from tilewright.cli.common import (
     ModelPath,
+    TablePath,
     epilog,
     model_name,
     set_threads,
@@ -63,6 +64,7 @@ class _Batches(click.ParamType):
         "tilewright compare --op mmq --type Q4_1 --shape 1536,576 --m 512 \\",
         "    --tile 'panel(mr=8, nv=3, block_parts=16)' --tile 'panel(mr=4, nv=4, block_parts=16)'",
         "tilewright compare smollm2 --table before.json --table after.json",
+        "tilewright compare smollm2 --table none --table tuned.json --html report.html",
         "tilewright compare smollm2 --rev main --rev . --test pp512 -o md",
         "tilewright compare smollm2 --activations float --activations int8",
         "tilewright compare --cmd 'python old.py' --cmd 'python new.py' --same-output",
@@ -73,8 +75,8 @@ class _Batches(click.ParamType):
 @click.option(
     "--table",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Two tile tables, for MODEL or for products.",
+    type=TablePath(),
+    help="Two tile tables, for MODEL or for products; none is a table without rows.",
 )
 @click.option(
     "--rev", multiple=True, help="Two git revisions of this package; . is the working tree."
