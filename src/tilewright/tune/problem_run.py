@@ -155,7 +155,10 @@ class ProblemRun:
         while not self._out_of_time():
             batch = strategy.ask()
             if not batch:
-                self._report.reason = "every candidate was tried"
+                every = all(tile in self._by_tile for tile in others)
+                self._report.reason = (
+                    "every candidate was tried" if every else "the search found nothing better"
+                )
                 return
             good = []
             self._expect(batch)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from tilewright.cli.main import cli
+from tilewright.device import cpu_device
+from tilewright.ops.catalog import SPECS
+from tilewright.ops.choose import choose_tile
+from tilewright.tiles.table import TableRow, TileTable, forget, load_table, save_table
+from tilewright.tiles.tile import Problem, Tile
+from tilewright.tune.record import Record
+from tilewright.tune.refresh import new_header
+
+ARCH = cpu_device().arch
+PROBLEM = Problem("mmq", ARCH, "float32", "Q4_1", "float", 1, 32, 64, 0)
+DOT = Tile.of("dot", unroll=2, threads=0)
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One row in force, in the folder that lookup reads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("TILEWRIGHT_TILES", str(tmp_path))
+    path = tmp_path / f"{ARCH}.json"
+    save_table(path, TileTable(new_header([SPECS["mmq"]], ARCH), (row(DOT),)))
+    forget()
+    yield path
+    forget()
+    torch.set_num_threads(threads)
+
+
+def row(tile: Tile, problem: Problem = PROBLEM) -> TableRow:
+    return TableRow(problem, tile, 12.5, 0.5, 20, 1e-13, 4, {"oracle": 1})
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["tables", *arguments])
+
+
+def change(path: Path, *rows: TableRow, **header: object) -> None:
+    old = load_table(path)
+    save_table(path, TileTable(replace(old.header, **header), rows or old.rows))  # type: ignore[arg-type]
+    forget()
+
+
+def test_show_says_what_is_in_force(table: Path) -> None:
+    result = invoke("show", "-t", "1")
+    assert result.exit_code == 0, result.output
+    assert str(table) in result.stdout
+    assert "dot(threads=0, unroll=2)" in result.stdout
+    assert "in force" in result.stdout
+    assert choose_tile(PROBLEM, SPECS["mmq"].space()).how == "exact"  # type: ignore[misc]
+
+
+def test_show_as_json_holds_the_rows(table: Path) -> None:
+    whole = json.loads(invoke("show", "-t", "1", "-o", "json").stdout)
+    (found,) = whole["results"]
+    assert found["tile"] == DOT.as_dict()
+    assert found["state"] == "in force"
+
+
+@pytest.mark.parametrize(
+    ("header", "state"),
+    [
+        ({"kernel_hash": "old"}, "stale: its kernels have changed"),
+        ({"units": 64}, "for 64 units, here are 1"),
+        ({"op_versions": {"mmq": 99}}, "stale: op mmq is version 1, the row is of 99"),
+    ],
+    ids=["kernels", "units", "op"],
+)
+def test_validate_reports_rows_that_are_not_in_force(
+    table: Path, header: dict[str, object], state: str
+) -> None:
+    change(table, **header)
+    before = table.read_bytes()
+    result = invoke("validate", "-t", "1")
+    assert result.exit_code == 3
+    assert state in result.stdout
+    assert "0 of 1 rows in force" in result.stdout
+    assert table.read_bytes() == before
+
+
+def test_validate_passes_a_table_in_force(table: Path) -> None:
+    result = invoke("validate", "-t", "1")
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 rows in force" in result.stdout
+
+
+def test_fix_verifies_stale_rows_and_drops_illegal_ones(table: Path) -> None:
+    illegal = row(Tile.of("dot", unroll=3, threads=0), replace(PROBLEM, N=64))
+    change(table, row(DOT), illegal, kernel_hash="old")
+    assert choose_tile(PROBLEM, SPECS["mmq"].space()).how == "default"  # type: ignore[misc]
+    result = invoke("validate", "-t", "1", "--fix")
+    assert result.exit_code == 3, result.output
+    assert "dropped dot(threads=0, unroll=3): rule:" in result.stdout
+    assert "1 of 2 rows passed the gate" in result.stdout
+    forget()
+    assert choose_tile(PROBLEM, SPECS["mmq"].space()).how == "exact"  # type: ignore[misc]
+    fixed = load_table(table)
+    assert len(fixed.rows) == 1
+    assert "verified anew" in fixed.header.notes[0]
+    assert invoke("validate", "-t", "1").exit_code == 0
+
+
+def test_a_damaged_table_is_an_error(table: Path) -> None:
+    table.write_text(table.read_text()[:-20])
+    for verb in ("show", "validate"):
+        result = invoke(verb, "-t", "1")
+        assert result.exit_code == 1
+        assert "no valid JSON" in result.stderr
+
+
+def test_without_any_table_the_message_says_how_to_get_one(table: Path) -> None:
+    table.unlink()
+    result = invoke("show", "-t", "1")
+    if result.exit_code == 0:
+        pytest.skip("the package ships a table for this arch")
+    assert result.exit_code == 1
+    assert "`tilewright tune` makes one" in result.stderr
+
+
+def test_diff_names_what_changed(table: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    old = load_table(table)
+    changed = row(DOT.replace(unroll=8))
+    save_table(
+        other,
+        TileTable(replace(old.header, units=2), (changed, row(DOT, replace(PROBLEM, N=64)))),
+    )
+    whole = json.loads(invoke("diff", str(table), str(other), "-o", "json").stdout)
+    found = {(c["what"], c["problem"]) for c in whole["changes"]}
+    assert found == {
+        ("header", "units"),
+        ("changed", "mmq Q4_1 float32 M=1 N=32 K=64"),
+        ("added", "mmq Q4_1 float32 M=1 N=64 K=64"),
+    }
+    back = json.loads(invoke("diff", str(other), str(table), "-o", "json").stdout)
+    assert {c["what"] for c in back["changes"]} == {"header", "changed", "removed"}
+
+
+def test_a_table_does_not_differ_from_itself(table: Path) -> None:
+    whole = json.loads(invoke("diff", str(table), str(table), "-o", "json").stdout)
+    assert whole["changes"] == []
+    assert whole["notes"] == ["1 rows have the same tile in both"]
+
+
+def test_export_writes_t4_with_wrong_tiles_in_it(table: Path, tmp_path: Path) -> None:
+    log, out = tmp_path / "log.sqlite", tmp_path / "t4.json"
+    wrong = {"passed": False, "kind": "ragged-shapes", "reason": "a row is missing"}
+    with Record(log) as record:
+        record.begin({}, {})
+        record.add("passed", PROBLEM, DOT, outcome={"passed": True})
+        record.add("rejected", PROBLEM, DOT.replace(unroll=8), outcome=wrong)
+    result = invoke("export", "--log", str(log), "--t4", str(out))
+    assert result.exit_code == 0, result.output
+    assert "2 configurations, 1 of them wrong" in result.stdout
+    words = [r["invalidity"] for r in json.loads(out.read_text())["results"]]
+    assert words == ["correct", "correctness"]
+
+
+def test_export_of_a_run_or_log_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "log.sqlite"
+    Record(log).close()
+    out = str(tmp_path / "t4.json")
+    assert (
+        "has no run 7; it has none"
+        in invoke("export", "--log", str(log), "--run", "7", "--t4", out).stderr
+    )
+    result = invoke("export", "--t4", out)
+    assert result.exit_code == 1
+    assert "there is no such tuning log" in result.stderr
