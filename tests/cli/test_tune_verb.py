@@ -125,6 +125,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     [
         ("improved", "FASTER", 0),
         ("kept", "", 0),
+        ("skipped", "", 5),
         ("kept", "SAME", 0),
         ("kept", "UNRESOLVED", 5),
         ("kept", "VOID", 6),

@@ -446,6 +446,31 @@ def test_a_planted_tile_that_passes_stops_everything(table: Path) -> None:
     assert not table.exists()
 
 
+def test_the_check_of_the_gate_does_not_use_up_the_budget() -> None:
+    machine = Machine(cost)
+
+    class SlowProof(ScriptedGate):
+        def planted(self, problem: Problem) -> list[PlantedOutcome]:
+            self.machine.clock.advance(100e6)
+            return [PlantedOutcome(FLAT, "wrong", Outcome(False, "nan-fill", "NaN"))]
+
+    report = go(machine, SlowProof(machine), budget_s=10.0)
+    assert report.problems[0].status == "improved"
+    assert 100.0 < report.seconds < 111.0
+
+
+def test_a_small_budget_still_begins_the_first_problem() -> None:
+    report = go(budget_s=0.5, problems=[problem(N=8), problem(N=64)])
+    assert report.problems[0].tried > 0
+    assert report.exit_code == 0
+
+
+def test_a_run_that_begins_nothing_does_not_claim_to_hold() -> None:
+    report = go()
+    report.problems[0].status, report.problems[0].verdict = "skipped", ""
+    assert report.exit_code == 5
+
+
 def test_planted_tiles_that_are_rejected_are_in_the_report() -> None:
     machine = Machine(cost)
     wrong = [PlantedOutcome(FLAT, "rows are missing", Outcome(False, "nan-fill", "NaN in row 3"))]

@@ -210,11 +210,14 @@ class TuneReport:
     @property
     def exit_code(self) -> int:
         """3 if the tile in use or every tile of some problem was wrong; 6 if every comparison was
-        void, 5 if none was resolved; else 0. Ctrl-C gives 130 where nothing was wrong."""
+        void, 5 if none was resolved or no problem was begun; else 0. Ctrl-C gives 130 where nothing
+        was wrong."""
         if any(p.status in ("failed", "repaired") for p in self.problems):
             return 3
         if self.interrupted:
             return 130
+        if all(p.status == "skipped" for p in self.problems):
+            return 5
         verdicts = {p.verdict for p in self.problems if p.verdict}
         if verdicts and verdicts <= {"VOID", "UNRESOLVED"}:
             return 6 if verdicts == {"VOID"} else 5

@@ -90,7 +90,8 @@ def tune(
         out: the table; None for where `lookup` finds it. Its other rows are kept; rows that are
             stale are verified anew first.
         log: the log; None for `log_path(out)`.
-        budget_s: time in seconds, all problems together.
+        budget_s: time in seconds, all problems together; verifying stale rows and planted tiles
+            comes before it.
         strategy: "local", "random" or "exhaustive".
         seed: draws operands, candidates and orders.
         resume: continue the newest run of the log that was made with the same kernels, seed and
@@ -252,12 +253,15 @@ class Run:
     stopping: bool = False
 
     def __post_init__(self) -> None:
-        self._started_us = self.clock.now_us()
+        self._started_us = self._budget_from_us = self.clock.now_us()
+        # However small the budget, there is room for the first problem.
+        least_s = min(self.settings.least_slice_s, self.budget_s / 2)
+        self.settings = replace(self.settings, least_slice_s=least_s)
         forget()  # the incumbents are those of the files as they are now
 
     @property
     def left_s(self) -> float:
-        return self.budget_s - (self.clock.now_us() - self._started_us) / 1e6
+        return self.budget_s - (self.clock.now_us() - self._budget_from_us) / 1e6
 
     def tell(self, kind: str, text: str = "") -> None:
         self.progress.kind = kind
@@ -287,6 +291,7 @@ class Run:
             self.stopping = True
         if probe is not None:
             report.machine["before"] = probe.sample().to_dict()
+        self._budget_from_us = self.clock.now_us()
         report.problems += self._problems(targets, memories)
         if probe is not None:
             report.machine["after"] = probe.sample().to_dict()
