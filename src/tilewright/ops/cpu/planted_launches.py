@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from numba import njit
 
+from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.cpu import PART
 from tilewright.ops.cpu.args import arguments
 from tilewright.ops.cpu.gemm import _panel, int8_kernel, panel_kernel
@@ -126,11 +127,17 @@ def _straddling_kernel(name: str, mr: int, nv: int) -> Any:
     unpack = kind.unpack
 
     @njit
-    def shared(row, scales, zeros, j, group_parts):  # type: ignore[no-untyped-def]
+    def in_block(row, scales, zeros, j, group_parts):  # type: ignore[no-untyped-def]
         v0, v1, _, _, _, _ = unpack(row, scales, zeros, j, group_parts)
         _, _, s0, s1, m0, m1 = unpack(row, scales, zeros, j - j % 2, group_parts)
         return v0, v1, s0, s1, m0, m1
 
+    @njit
+    def apart(row, scales, zeros, j, group_parts):  # type: ignore[no-untyped-def]
+        odd = j % 2  # its 16 bytes of codes, with the scale and zero point of the part before
+        return unpack(row + 16 * odd, scales, zeros, j - odd, group_parts)
+
+    shared = in_block if name in BLOCK_TYPES else apart
     full = f"planted-panel-{name}-mr{mr}-nv{nv}"
     function = specialize(
         _panel, full.replace("-", "_"), UNPACK=shared, HAS_MIN=int(kind.has_min),
