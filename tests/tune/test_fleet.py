@@ -30,7 +30,7 @@ from tune.toy_op import ARCH, FLAT, Machine, ScriptedGate, loop, problem
 DEFAULT = loop(16, 1)
 BEST = loop(64, 2)
 COSTS = {DEFAULT: 100.0, BEST: 60.0, loop(64, 4): 70.0, loop(128, 2): 80.0, FLAT: 180.0}
-HOT = Settings(timing=Timing(cache="hot", sample_us=500.0), least_slice_s=0.0)
+HOT = Settings(timing=Timing(cache="hot", sample_us=500.0, blocks=6), least_slice_s=0.0)
 PROBLEMS = [problem(group=g) for g in (0, 16, 32, 64)]  # none is near another
 
 
@@ -170,7 +170,7 @@ def test_figures_of_a_lost_device_do_not_mix_with_those_of_another(table: Path) 
         assert {round(block["us"][incumbent] / 100.0) for block in found.rounds} == {1}
         assert all(us < 110 for c in found.candidates for us in c.incumbent_us)
         assert found.row is not None
-        assert found.row.source.startswith("tuned on b[")
+        assert found.row.source.startswith("tuned on b/")
     used = {event.data["device"][0] for event in of(log(table), "sampled")}
     assert used == {"a", "b"}
 
@@ -322,7 +322,7 @@ def test_a_gate_that_passes_a_planted_tile_stops_everything(table: Path) -> None
         "a": worker(planted=[PlantedOutcome(FLAT, "drops the tail", right)]),
         "b": worker(planted=[PlantedOutcome(FLAT, "drops the tail", wrong)]),
     })  # fmt: skip
-    with pytest.raises(GateError, match=r"drops the tail; by the gate on b\["):
+    with pytest.raises(GateError, match=r"drops the tail; by the gate on b/"):
         go(fleet)
     assert not table.exists()
     assert fleet.closed
@@ -348,7 +348,7 @@ def test_devices_of_different_arch_get_tables_of_their_own(tmp_path: Path) -> No
     assert there.header.arch == "cpu-neon"
     assert there.header.valid_for == ("cpu-neon",)
     assert (there.header.units, there.header.device) == (4, "An ARM")
-    assert all(row.source.startswith("tuned on a[") for row in here.rows)
+    assert all(row.source.startswith("tuned on a/") for row in here.rows)
     assert all(row.source[9] in "bc" for row in there.rows)
     assert len(here.rows) == len(there.rows) == 4
     assert {note[0] for note in there.header.notes} == {"b", "c"}
@@ -409,9 +409,9 @@ def test_a_worker_with_other_code_is_refused_by_name(bad: dict[str, Any], reason
 
 
 def test_devices_of_one_name_are_told_apart() -> None:
-    twin = {"host": "node", "place": "0"}
+    twin = {"host": "node", "place": "cpu0"}
     report = go(FakeFleet({"a": worker(about=twin), "b": worker(about=twin)}))
-    assert sorted(w["name"] for w in report.workers) == ["node[0]#1", "node[0]#2"]
+    assert sorted(w["name"] for w in report.workers) == ["node/cpu0#1", "node/cpu0#2"]
 
 
 def test_workers_on_the_same_cpus_are_never_timed_together(table: Path) -> None:
@@ -459,7 +459,7 @@ def test_progress_adds_up_over_devices() -> None:
     report = go(FakeFleet({"a": worker(), "b": worker()}), on_event=on_event)
     tried = sum(p.tried for p in report.tables[0].problems)
     assert last[-1][1:] == (tried, 4, 4)
-    assert {text[0] for text, *_ in last if "[" in text} == {"a", "b"}
+    assert {text[0] for text, *_ in last if "/" in text} == {"a", "b"}
 
 
 def test_an_error_of_ours_in_one_device_ends_the_run(
@@ -484,7 +484,7 @@ def test_an_error_of_a_worker_fails_the_problem_and_names_it() -> None:
     report = go(FakeFleet({"a": worker()}, before), [problem()])
     (found,) = report.tables[0].problems
     assert found.status == "failed"
-    assert re.search(r"a\[.*MemoryError: operands of 90 GiB", found.reason)
+    assert re.search(r"a/.*MemoryError: operands of 90 GiB", found.reason)
     assert report.exit_code == 3
 
 

@@ -42,6 +42,7 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
         "tilewright tune --op mmq --type Q4_1 --shape 1536,576 --m 1,16,512",
         "tilewright tune --spec my_kernel.py:SPEC --budget 30",
         "tilewright tune smollm2 --resume",
+        "tilewright tune smollm2 --ray head-node:6379 --budget 600",
     ),
 )
 @click.argument("model", type=ModelPath(hub=True), metavar="[MODEL]", required=False)
@@ -91,12 +92,18 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
 @click.option("--resume", is_flag=True, help="Continue the last run that was made like this one.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path),
               help="Log of everything tried.  [default: beside the table]")  # fmt: skip
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--out", type=click.Path(path_type=Path),
               help="Table to write.  [default: where the ops look for it]")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would be tuned; run and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write a page to this file.")  # fmt: skip
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Tune on the devices of a Ray cluster: HOST:PORT, or auto for the one on this machine. "
+    "--out may then be a folder.",
+)
 @threads_option
 def tune_command(
     model: Path | str | None,
@@ -116,6 +123,13 @@ def tune_command(
     resolved, 6 all were void.
     """
     _check_request(model, options)
+    if out is not None and out.is_dir() and options["ray"] is None:
+        raise click.UsageError(f"--out {out} is a folder; name the table, such as {out}/tuned.json")
+    fleet = None
+    if options["ray"] is not None:
+        from tilewright.cli.tune_fleet import Fleet
+
+        fleet = Fleet(options)  # whether it answers is known before a model is loaded
     used = set_threads(options["threads"])
     from tilewright.report.provenance import provenance
     from tilewright.report.tune import plan_table, tune_table
@@ -124,6 +138,11 @@ def tune_command(
     spec, targets, settings = _request(model, options)
     record = provenance(["tilewright", *sys.argv[1:]], threads=used)
     specs = None if spec is None else {spec.name: spec}
+    if fleet is not None:
+        with _progress(options["budget"]) as on_event:
+            tuned = fleet.tune(targets, specs, settings, out, log, record, on_event)
+        fleet.show(tuned, _subject(model, spec, options), as_json, html)
+        return
     if options["dry_run"]:
         from tilewright.tune.tuner import plan
 

@@ -75,7 +75,7 @@ class Device:
     Attributes:
         handle: of the worker, at the executor.
         about: what the worker said of itself; see `DeviceWorker.about`.
-        name: host and CPUs or GPU, "node7[0-15]", "node7[gpu3]": what logs and tables call it.
+        name: host and CPUs or GPU, "node7/cpu0-15", "node7/gpu3": what logs and tables call it.
         state: "up", "starting" or "out".
         life: grows by one each time its worker is started again.
         prepared: the problem that its gate has the oracle's results of.
@@ -97,7 +97,7 @@ class Device:
     wanted: int = 0
 
     def __post_init__(self) -> None:
-        self.name = self.name or f"{self.about['host']}[{self.about['place']}]"
+        self.name = self.name or f"{self.about['host']}/{self.about['place']}"
 
     @property
     def group(self) -> tuple[str, int]:

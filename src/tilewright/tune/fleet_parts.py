@@ -188,6 +188,7 @@ class RemoteBench:
         problem: M is a bucket.
         timing: how samples are taken.
         finalists: at most this many will be in the finals.
+        left_us: time in which the finals should have ended.
         give_up: whether to leave a call that is under way.
         stop: whether to say, with the samples, that no more are wanted.
 
@@ -206,6 +207,7 @@ class RemoteBench:
         timing: Timing,
         *,
         finalists: int,
+        left_us: float,
         give_up: GiveUp = _never,
         stop: GiveUp = _never,
     ) -> None:
@@ -217,7 +219,7 @@ class RemoteBench:
         self._finals_us: list[float] = []
         self.faults: dict[Tile, tuple[str, str]] = {}
         self._life: int | None = None
-        opened = self._ask("open", dict(problem.__dict__), asdict(timing), finalists)
+        opened = self._ask("open", dict(problem.__dict__), asdict(timing), finalists, left_us)
         self.cold = bool(opened["cold"])
 
     def run(self, incumbent: Tile, tiles: Sequence[Tile], rounds: int) -> tuple[list[Block], bool]:

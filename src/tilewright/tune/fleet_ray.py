@@ -28,6 +28,8 @@ __all__ = ["RayExecutor"]
 _START_S = 180.0
 _RESTART_S = 60.0
 _REACH_S = 5.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # RFC 9113, 3.4 and 6.5
+_SETTINGS = 4
 _START_A_CLUSTER = (
     "start one with `ray start --head --port=6379` and, on each machine, "
     "`ray start --address=HEAD:6379`"
@@ -221,7 +223,9 @@ def _import_ray() -> Any:
 
 
 def _reach(address: str) -> None:
-    """Find out in seconds what Ray finds out in minutes: whether anything listens there.
+    """Find out in seconds what Ray finds out in minutes: whether such a server listens there.
+
+    Ray's servers speak gRPC, and so HTTP/2: one answers the preface with a frame of settings.
 
     Raises:
         UnsupportedError: it is no address.
@@ -236,7 +240,12 @@ def _reach(address: str) -> None:
             "auto or local"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S) as line:
+            if os.environ.get("RAY_USE_TLS", "0") in ("0", ""):
+                line.sendall(_PREFACE)
+                answer = line.recv(9)
+                if len(answer) < 4 or answer[3] != _SETTINGS:
+                    raise OSError("what listens there is no Ray server")
     except OSError as error:
         raise TilewrightError(
             f"no Ray cluster answers at {address}: {error}; {_START_A_CLUSTER}"

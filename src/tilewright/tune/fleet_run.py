@@ -227,6 +227,7 @@ class _FleetProblem(ProblemRun):
             self._problem,
             self._settings.timing,
             finalists=self._settings.finalists,
+            left_us=self._ends_us - host.clock.now_us(),
             give_up=host.run.stop_now,
             stop=host.interrupted,
         )

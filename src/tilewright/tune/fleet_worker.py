@@ -114,7 +114,7 @@ class DeviceWorker:
             return _gpu()
         cpus = _cpus()
         device = local_device(cpu_device().arch)
-        return device, [f"cpu{n}" for n in cpus], cpu_text(cpus)
+        return device, [f"cpu{n}" for n in cpus], f"cpu{cpu_text(cpus)}"
 
     def check(self, problem: Mapping[str, Any], tile: Mapping[str, Any]) -> dict[str, Any]:
         """Verify a tile: {"outcome": ...}, or {"failed": why} where the op's oracle fails."""
@@ -138,7 +138,11 @@ class DeviceWorker:
         return {"planted": [[t.as_dict(), fault, out.as_dict()] for t, fault, out in found]}
 
     def open(
-        self, problem: Mapping[str, Any], timing: Mapping[str, Any], finalists: int
+        self,
+        problem: Mapping[str, Any],
+        timing: Mapping[str, Any],
+        finalists: int,
+        left_us: float,
     ) -> dict[str, Any]:
         """Draw the operands of a problem; those of the one before are let go.
 
@@ -146,18 +150,21 @@ class DeviceWorker:
             problem: fields of the Problem.
             timing: fields of the Timing.
             finalists: at most this many will be in the finals.
+            left_us: time in which the finals should have ended.
 
         Returns:
             {"cold": whether caches are emptied before each sample}.
         """
         wanted = Problem(**problem)
         self._bench = None
+        clock = self._clock or (EventClock() if self._kind == "gpu" else CpuClock())
         self._bench = Bench(
             self._specs[wanted.op],
             wanted,
             Timing(**timing),
             seed=self._seed,
-            clock=self._clock or (EventClock() if self._kind == "gpu" else CpuClock()),
+            clock=clock,
+            ends_us=clock.now_us() + left_us,
         )
         self._finalists = finalists
         return {"cold": self._bench.cold}
