@@ -141,6 +141,9 @@ def test_a_wrong_rung_of_an_own_op_is_shown_and_gives_3(tmp_path: Path) -> None:
     assert [t["test"] for t in good["tests"]] == [
         "rows-M5-N64-K64-fp32", "rows-M17-N64-K64-fp32"
     ]  # fmt: skip
+    row = good["tests"][0]["below"]
+    assert Comparison.from_dict(row).b == "blocks of 16"
+    assert row["blocks"][0]["state"] is not None
 
 
 def found(exit_code: int, interrupted: bool = False) -> Any:
@@ -196,12 +199,3 @@ def test_ladders_that_cannot_be_climbed(
     result = invoke(str(ladder(tmp_path, text)), "--repo", str(tmp_path), *arguments)
     assert result.exit_code == code, result.output
     assert message in " ".join(result.stderr.split())
-
-
-def test_comparisons_of_a_real_ladder_come_back(tmp_path: Path) -> None:
-    write_spec(tmp_path)
-    path = ladder(tmp_path, OWN)
-    whole = json.loads(invoke(str(path), "-o", "json", "--no-leave-one-out").stdout)["ladder"]
-    row = whole["rungs"][0]["tests"][0]["below"]
-    assert Comparison.from_dict(row).b == "blocks of 64"
-    assert row["blocks"][0]["state"] is not None

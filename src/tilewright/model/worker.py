@@ -405,12 +405,18 @@ class _Server:
                 _set_threads(arguments["threads"])
             arm = (ModelArm if "model" in arguments else OpsArm)(arguments)
             self._arms[name] = arm
+            # What an arm is made of lives as long as the arm: the collector need not walk it again.
+            gc.collect()
+            gc.freeze()
             return arm.describe()
         if name not in self._arms:
             raise ValueError(f"there is no arm {name!r}; open are {list(self._arms)}")
         if verb == "close":
             arm = self._arms.pop(name)
             arm.close(list(self._arms.values()))
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
             return {}
         arm = self._arms[name]
         if verb.startswith("_") or not hasattr(arm, verb):
