@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "2")
+
+# Tables that a developer tuned on this machine must not decide what the tests run.
+os.environ["TILEWRIGHT_TILES"] = tempfile.mkdtemp(prefix="tilewright-no-tiles-")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
