@@ -15,6 +15,7 @@ from tilewright.errors import TileError
 from tilewright.ops.catalog import SPECS
 from tilewright.ops.check import check_output
 from tilewright.ops.contract import Case, Inputs, OpSpec
+from tilewright.ops.cpu import planted_launches
 from tilewright.ops.cpu.launch import launch_gemm
 from tilewright.ops.cpu.planted import planted_tiles
 from tilewright.ops.gemm import launched
