@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tilewright.tiles import table_file
 from tilewright.tiles.tile import Tile
@@ -59,7 +58,7 @@ def main() -> None:
             killer.at("saved")
 
     table_file.os.replace = watched  # type: ignore[assignment]
-    seed = int(np.random.default_rng().integers(1 << 30))  # times differ from run to run
+    seed = zlib.crc32(f"{point} {count}".encode())  # times differ from run to run, always alike
     machine = Machine(lambda tile: COSTS.get(tile, 100.0), seed=seed)
     rejected: dict[Tile, Outcome] = {loop(128, 4): Outcome(False, "oracle", "wrong", "case")}
     report = tune(
