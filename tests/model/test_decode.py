@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from model.checkpoint_models import plain_model, write_checkpoint
+from model.checkpoint_models import FORMATS, plain_model, write_checkpoint
 from model.gguf_models import Tiny, write
 from tilewright.errors import UnsupportedError
 from tilewright.model import decode
@@ -129,7 +129,7 @@ def test_eight_bit_activations_follow_transformers_with_the_same_linears(
     assert relative(fused.step(7), plain.step(7)) < 2e-2
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "none"])
 def test_w4a16_checkpoints_follow_transformers(tmp_path: Path, kind: str) -> None:
     write_checkpoint(tmp_path, plain_model("llama"), kind)
     model, _ = load(tmp_path)

@@ -1,7 +1,7 @@
 """A transformers model's layers written down as kernel launches.
 
 Eager model code costs tens of Python calls a layer, at decode more time than the layer's kernels
-need. `capture` walks a loaded model once and lists every launch of a forward pass over up to `rows`
+need. `Capture` walks a loaded model once and lists every launch of a forward pass over up to `rows`
 tokens: norms, packed products, rotary embedding, attention over our cache, gate. The list becomes
 one `Program`. The weights are the model's own modules' and nothing of them is copied.
 """
@@ -136,6 +136,7 @@ class Capture:
         self._state = state
         self._keep: list[Any] = [state, self.ids]
         self._counts: list[tuple[np.ndarray, int]] = []
+        self._gathered: dict[int, torch.Tensor] = {}
         self._forms: dict[tuple[int, str], dict[str, int]] = {}
         self._current: set[tuple[int, str]] = set()
         self._scratch = 0
@@ -251,8 +252,11 @@ class Capture:
         weight = cpu_weight(module.packed)
         self._keep.append(module.packed)
         if isinstance(module.packed, PackedW4) and module.packed.perm is not None:
-            gathered = self._buffer(weight.parts * PART)
+            if weight.K not in self._gathered:
+                self._gathered[weight.K] = self._buffer(weight.parts * PART)
+            gathered = self._gathered[weight.K]
             self._add("gather", x=x, ids=module.packed.perm, y=gathered, width=weight.K)
+            self._written(gathered)
             x = gathered
         bias = 0
         if module.bias is not None:
