@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
 from tilewright.ops.cpu import args as A
@@ -61,12 +60,10 @@ def _copy_tile(tile, rows, columns, width, y, y_stride, accumulate):  # type: ig
 
 @njit
 def _start_rows(y, y_stride, m, first, columns, bias):  # type: ignore[no-untyped-def]
-    """Put the bias (or zeros) into columns of y before panels add to them."""
+    """Put the bias into columns of y before panels add to them."""
     for i in range(m):
         for c in range(columns):
-            value = np.float32(0.0)
-            if bias != 0:
-                value = load_f32(bias + 4 * (first + c))
+            value = load_f32(bias + 4 * (first + c))
             store_f32(y + i * y_stride + 4 * (first + c), value)
 
 

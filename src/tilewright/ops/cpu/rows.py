@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from tilewright.ops.cpu import args as A
 from tilewright.ops.cpu.args import share
@@ -52,6 +53,26 @@ SPLIT = 0
 UNROLL = 4
 
 
+@njit
+def _multiply_part(v0, v1, s0, s1, x, acc, split):  # type: ignore[no-untyped-def]
+    """acc plus the products of one part of W with 32 values of x; minima are left out."""
+    x0 = load_f32x16(x)
+    x1 = load_f32x16(x + 64)
+    if split:
+        acc = fma(mul(to_f32(v0), splat_f32(s0)), x0, acc)
+        return fma(mul(to_f32(v1), splat_f32(s1)), x1, acc)
+    t = fma(to_f32(v1), x1, mul(to_f32(v0), x0))
+    return fma(t, splat_f32(s0), acc)
+
+
+@njit
+def _minimum_part(m0, m1, x_sum, j, split):  # type: ignore[no-untyped-def]
+    """What the minima of part j add: minimum times the sum of x it stands beside."""
+    if split:
+        return m0 * load_f32(x_sum + 8 * j) + m1 * load_f32(x_sum + 8 * j + 4)
+    return m0 * load_f32(x_sum + 4 * j)
+
+
 def _dot(args, thread, threads):  # type: ignore[no-untyped-def]
     w, w_stride = load_i64(args + A.W), load_i64(args + A.W_STRIDE)
     s, s_stride = load_i64(args + A.S), load_i64(args + A.S_STRIDE)
@@ -73,33 +94,15 @@ def _dot(args, thread, threads):  # type: ignore[no-untyped-def]
                     j = j0 + u
                     v0, v1, s0, s1, m0, m1 = UNPACK(row, s + n * s_stride, z + n * z_stride, j,
                                                     group_parts)  # fmt: skip
-                    x0 = load_f32x16(x + 128 * j)
-                    x1 = load_f32x16(x + 128 * j + 64)
-                    if SPLIT:
-                        acc = fma(mul(to_f32(v0), splat_f32(s0)), x0, acc)
-                        acc = fma(mul(to_f32(v1), splat_f32(s1)), x1, acc)
-                        if HAS_MIN:
-                            low += m0 * load_f32(x_sum + 8 * j) + m1 * load_f32(x_sum + 8 * j + 4)
-                    else:
-                        t = fma(to_f32(v1), x1, mul(to_f32(v0), x0))
-                        acc = fma(t, splat_f32(s0), acc)
-                        if HAS_MIN:
-                            low += m0 * load_f32(x_sum + 4 * j)
+                    acc = _multiply_part(v0, v1, s0, s1, x + 128 * j, acc, SPLIT)
+                    if HAS_MIN:
+                        low += _minimum_part(m0, m1, x_sum, j, SPLIT)
             for j in range(whole, parts):
                 v0, v1, s0, s1, m0, m1 = UNPACK(row, s + n * s_stride, z + n * z_stride, j,
                                                 group_parts)  # fmt: skip
-                x0 = load_f32x16(x + 128 * j)
-                x1 = load_f32x16(x + 128 * j + 64)
-                if SPLIT:
-                    acc = fma(mul(to_f32(v0), splat_f32(s0)), x0, acc)
-                    acc = fma(mul(to_f32(v1), splat_f32(s1)), x1, acc)
-                    if HAS_MIN:
-                        low += m0 * load_f32(x_sum + 8 * j) + m1 * load_f32(x_sum + 8 * j + 4)
-                else:
-                    t = fma(to_f32(v1), x1, mul(to_f32(v0), x0))
-                    acc = fma(t, splat_f32(s0), acc)
-                    if HAS_MIN:
-                        low += m0 * load_f32(x_sum + 4 * j)
+                acc = _multiply_part(v0, v1, s0, s1, x + 128 * j, acc, SPLIT)
+                if HAS_MIN:
+                    low += _minimum_part(m0, m1, x_sum, j, SPLIT)
             total = sum_f32(acc) + low
             if bias != 0:
                 total += load_f32(bias + 4 * n)
