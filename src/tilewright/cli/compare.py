@@ -22,40 +22,13 @@ from tilewright.cli.common import (
     terminal_look,
     threads_option,
 )
+from tilewright.cli.params import BatchesParam, ShapeParam
 
 if TYPE_CHECKING:
     from tilewright.ops.contract import Case, OpSpec
     from tilewright.tune.arms import CompareResult, Settings
 
 _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cmd"}
-
-
-class _Shape(click.ParamType):
-    """N,K of a weight."""
-
-    name = "n,k"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        if len(parts) != 2 or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
-            self.fail(f"got {value!r}; give N,K of the weight, such as 1536,576", param, ctx)
-        return int(parts[0]), int(parts[1])
-
-
-class _Batches(click.ParamType):
-    """One number of rows or several with commas between."""
-
-    name = "m[,m..]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        if not all(p.strip().isdigit() and int(p) > 0 for p in parts):
-            self.fail(f"got {value!r}; give rows of x, such as 1,16,512", param, ctx)
-        return tuple(int(p) for p in parts)
 
 
 @click.command(
@@ -91,8 +64,10 @@ class _Batches(click.ParamType):
 @click.option("--op", help="Op of the products.  [default: the one that has --type]")
 @click.option("--spec", help="Your own op instead of --op: file.py:NAME.")
 @click.option("--type", "weight_type", help="Weight type of the products, such as Q4_1 or uint4.")
-@click.option("--shape", "shapes", type=_Shape(), multiple=True, help="N,K of a product's weight.")
-@click.option("--m", "batches", type=_Batches(), default="512", show_default=True, help="Rows.")
+@click.option(
+    "--shape", "shapes", type=ShapeParam(), multiple=True, help="N,K of a product's weight."
+)
+@click.option("--m", "batches", type=BatchesParam(), default="512", show_default=True, help="Rows.")
 @click.option("--group", type=int, help="Values that share a scale (w4a16).  [default: 128]")
 @click.option(
     "--dtype",

@@ -22,7 +22,7 @@ from tilewright.cli.common import (
     show,
     threads_option,
 )
-from tilewright.cli.compare import _Batches, _Shape
+from tilewright.cli.params import BatchesParam, ShapeParam
 
 if TYPE_CHECKING:
     from tilewright.ops.contract import OpSpec
@@ -49,11 +49,13 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
 @click.option("--op", help="Tune products of this op instead of a model's.")
 @click.option("--spec", help="Tune your own op: file.py:NAME.")
 @click.option("--type", "weight_type", help="Weight type of the products, such as Q4_1 or uint4.")
-@click.option("--shape", "shapes", type=_Shape(), multiple=True, help="N,K of a product's weight.")
+@click.option(
+    "--shape", "shapes", type=ShapeParam(), multiple=True, help="N,K of a product's weight."
+)
 @click.option(
     "--m",
     "batches",
-    type=_Batches(),
+    type=BatchesParam(),
     help="Rows of x.  [default: 1,512 of a model (decode and prefill), else 1,16,512]",
 )
 @click.option("--group", type=int, help="Values that share a scale (w4a16).  [default: 128]")

@@ -1,0 +1,37 @@
+"""Parameter types of the verbs that take products by hand: `compare` and `tune`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+__all__ = ["BatchesParam", "ShapeParam"]
+
+
+class ShapeParam(click.ParamType):
+    """N,K of a weight."""
+
+    name = "n,k"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if len(parts) != 2 or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+            self.fail(f"got {value!r}; give N,K of the weight, such as 1536,576", param, ctx)
+        return int(parts[0]), int(parts[1])
+
+
+class BatchesParam(click.ParamType):
+    """One number of rows or several with commas between."""
+
+    name = "m[,m..]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+            self.fail(f"got {value!r}; give rows of x, such as 1,16,512", param, ctx)
+        return tuple(int(p) for p in parts)
