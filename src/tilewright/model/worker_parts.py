@@ -6,6 +6,7 @@ package only inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import os
@@ -103,12 +104,13 @@ class TileState:
         algorithms: those that the rules name.
 
     Raises:
-        ValueError: this revision has no tile tables; a rule names no product.
+        ValueError: this revision has no tile tables, or tables that cannot pin a tile; a rule names
+            no product.
         TileError: the file is no table; a rule's tile may not run a product it matches.
     """
 
     _active: TileState | None = None
-    _user_folder: str | None = None
+    _undo = contextlib.ExitStack()
 
     def __init__(
         self, table: str | None, rules: Sequence[Mapping[str, Any]], problems: Sequence[Any]
@@ -138,11 +140,13 @@ class TileState:
             raise
 
     def _pin(self, rules: Sequence[Mapping[str, Any]], problems: Sequence[Any]) -> None:
-        import torch
-
         from tilewright.ops.catalog import find_spec
         from tilewright.tiles.tile import Problem, m_bucket
 
+        if not hasattr(self._tables, "pin"):
+            raise ValueError(
+                "this revision's tables cannot pin tiles; leave tiles out, or give it a table"
+            )
         buckets = sorted({m_bucket(2**i) for i in range(20)})
         require_products(rules, [(problem, m) for problem in problems for m in buckets])
         for problem in problems:
@@ -155,30 +159,44 @@ class TileState:
                 tile = rule_tile(rules[index], space)
                 space.check(tile, at)
                 self.algorithms.add(tile.algorithm)
-                choice = self._tables.Choice(tile, "pinned", None, "set by the change set")
-                self._pins[at, space.name, torch.get_num_threads()] = choice
+                self._pins[at] = tile
 
     def enter(self) -> None:
         """Make every lookup of this process answer as this arm's users would be answered."""
         if TileState._active is self:
             return
+        TileState._leave()
         if self._tables is not None:
             variable = self._tables.FOLDER_VARIABLE
-            if TileState._active is None:
-                TileState._user_folder = os.environ.get(variable)
-            folder = self._folder or TileState._user_folder
-            if folder is None:
-                os.environ.pop(variable, None)
-            else:
-                os.environ[variable] = folder
-            self._tables.forget()
-            self._tables._CHOICES.update(self._pins)
+            with contextlib.ExitStack() as stack:
+                stack.callback(_set_variable, variable, os.environ.get(variable))
+                if self._folder is not None:
+                    os.environ[variable] = self._folder
+                self._tables.forget()
+                if self._pins:
+                    stack.enter_context(self._tables.pin(self._pins, "set by the change set"))
+                TileState._undo = stack.pop_all()
         TileState._active = self
 
+    @staticmethod
+    def _leave() -> None:
+        """Undo what `enter` has done."""
+        TileState._active = None
+        TileState._undo.close()
+
     def close(self) -> None:
-        """Remove what this arm has written."""
+        """Remove what this arm has set and written."""
+        if TileState._active is self:
+            TileState._leave()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def chosen_tiles(problems: Sequence[Any], batches: Sequence[int]) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ a rule of the space is an error.
 Tables are looked for in the folder `$TILEWRIGHT_TILES`, or else `tiles` in the user's config
 folder, and then among those shipped with the package. `<arch>.json` comes first in a folder; other
 files are used if their header names the arch.
+
+`pin` sets all of this aside for the problems it names, for as long as its block runs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +50,7 @@ __all__ = [
     "forget",
     "load_table",
     "lookup",
+    "pin",
     "problem_text",
     "row_key",
     "save_table",
@@ -103,9 +107,10 @@ class Choice:
 
     Attributes:
         tile: legal for the problem.
-        how: "exact", "near" or "default".
-        row: the table row it comes from; None for the default.
-        note: one line on rows that could not be used, and on what a near row is from; else empty.
+        how: "exact", "near", "default" or "pinned".
+        row: the table row it comes from; None for the default and for a pinned tile.
+        note: one line on rows that could not be used, and on what a near row is from; what a pin
+            says of itself; else empty.
         file: the table of `row`.
     """
 
@@ -123,7 +128,16 @@ class _Candidate:
     row: TableRow
 
 
+@dataclass(frozen=True, eq=False)
+class _Pins:
+    """One `pin`: its choices by bucketed problem, and (problem, space) that have been checked."""
+
+    choices: Mapping[Problem, Choice]
+    checked: set[tuple[Problem, str]] = field(default_factory=set)
+
+
 _CHOICES: dict[tuple[Problem, str, int | None], Choice] = {}
+_PINS: list[_Pins] = []
 _TOLD: set[str] = set()
 
 
@@ -136,7 +150,8 @@ def lookup(
 ) -> Choice:
     """The tile that `problem` gets.
 
-    The answer is remembered by bucketed problem, space and units until `forget` is called.
+    The answer is remembered by bucketed problem, space and units until `forget` is called. A pinned
+    tile (see `pin`) comes before everything else.
 
     Args:
         problem: M is bucketed here by `m_bucket`, as the tuner does.
@@ -147,15 +162,53 @@ def lookup(
 
     Raises:
         TileError: a table is damaged; a row in force, or the space's default, breaks a rule. The
-            message names file and row.
+            message names file and row. Or a pinned tile breaks one.
     """
+    at = problem.bucketed()
+    for pins in reversed(_PINS):
+        if at in pins.choices:
+            if (at, space.name) not in pins.checked:
+                space.check(pins.choices[at].tile, at)
+                pins.checked.add((at, space.name))
+            return pins.choices[at]
     if units is None:
         units = local_units(problem.arch)
-    key = (problem.bucketed(), space.name, units)
+    key = (at, space.name, units)
     choice = _CHOICES.get(key)
     if choice is None:
         choice = _CHOICES[key] = _look(key[0], space, units, running)
     return choice
+
+
+@contextmanager
+def pin(tiles: Mapping[Problem, Tile], note: str = "") -> Iterator[None]:
+    """While the block runs, `lookup` answers these tiles for these problems, whatever tables say.
+
+    The problems' M is bucketed here, so that a pin holds for its whole bucket. Pins nest: the one
+    entered last decides. They hold for the whole process, all of its threads, and `forget` leaves
+    them. What has already asked for its tile (a captured decode program, say) keeps it.
+
+    Args:
+        tiles: by problem, a tile of the space that its lookup will name.
+        note: the `note` of the choices, such as who set them.
+
+    Raises:
+        ValueError: two of the problems fall into one bucket and name different tiles.
+    """
+    choices: dict[Problem, Choice] = {}
+    for problem, tile in tiles.items():
+        at = problem.bucketed()
+        if choices.setdefault(at, Choice(tile, "pinned", None, note)).tile != tile:
+            raise ValueError(
+                f"two tiles are pinned to {problem_text(at)}: {choices[at].tile} and {tile}; "
+                "batches are rounded up to a bucket, name each bucket once"
+            )
+    pins = _Pins(choices)
+    _PINS.append(pins)
+    try:
+        yield
+    finally:
+        _PINS[:] = [other for other in _PINS if other is not pins]
 
 
 def forget() -> None:
