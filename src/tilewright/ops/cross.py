@@ -22,6 +22,7 @@ import io
 import re
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,23 +108,24 @@ def cross_compile(launch: Callable[[], object], arch: str) -> tuple[Compiled, ..
         arch: such as "gfx1151", "gfx90a" or "sm_90".
 
     Raises:
-        UnsupportedError: `arch` is no name of a GPU; triton is not installed; the kernels were
-            imported to be interpreted; or `launch` asks for the device, as an autotuned kernel does.
+        UnsupportedError: `arch` is no name of a GPU; triton is not installed; this process
+            interprets kernels; `launch` asks for the device, as an autotuned kernel does, or
+            launches nothing.
         TileError: the compiler refuses, with what it said.
     """
     check_arch(arch)
     try:
-        import triton
+        from triton import knobs, language
         from triton.runtime.jit import JITFunction
     except ImportError as error:
         raise UnsupportedError(
             "kernels are compiled by triton, which is not installed; "
             "pip install 'tilewright[triton]' (Linux)"
         ) from error
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret or not isinstance(language.cdiv, JITFunction):
         raise UnsupportedError(
-            "TRITON_INTERPRET is set: this process interprets kernels; compile them in one where "
-            "it is not"
+            "TRITON_INTERPRET is set, or was when triton was imported: this process interprets "
+            "kernels; compile them in one where it is not set"
         )
     found: list[Compiled] = []
     logs = io.StringIO()
@@ -135,7 +137,8 @@ def cross_compile(launch: Callable[[], object], arch: str) -> tuple[Compiled, ..
         logs.truncate()
         self.device_caches.pop(device, None)
         try:
-            with contextlib.redirect_stdout(logs):
+            with contextlib.redirect_stdout(logs), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler's, about its own next versions
                 kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         except (UnsupportedError, TileError):
             raise
@@ -161,6 +164,8 @@ def cross_compile(launch: Callable[[], object], arch: str) -> tuple[Compiled, ..
             launch()
         finally:
             JITFunction.run = run
+    if not found:
+        raise UnsupportedError("nothing was launched: only Triton and Gluon kernels are compiled")
     return tuple(found)
 
 
