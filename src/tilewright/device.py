@@ -7,8 +7,15 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["Device", "cpu_device"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["INTERPRETER", "Device", "arch_of", "cpu_device", "device_type"]
+
+INTERPRETER = "interpreter"
+"""Arch of Triton's interpreter, which runs kernels for GPUs on the CPU, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +23,10 @@ class Device:
     """A processor that kernels are chosen and tuned for.
 
     Attributes:
-        arch: key of tile tables: "cpu-avx512_vnni", "cpu-avx512", "cpu-avx2", "cpu-neon", "cpu".
+        arch: key of tile tables: "cpu-avx512_vnni", "cpu-avx512", "cpu-avx2", "cpu-neon", "cpu";
+            "sm_90", "gfx1151" and the like for GPUs.
         name: the maker's name; for people, never a key.
-        units: cores this process may use.
+        units: cores this process may use; multiprocessors or compute units of a GPU.
         last_level_cache_bytes: largest cache, 0 when unknown.
     """
 
@@ -70,3 +78,25 @@ def cpu_device() -> Device:
     else:
         units = os.cpu_count() or 1
     return Device(_cpu_arch(), _cpu_name(), units, _last_level_cache())
+
+
+def arch_of(device: torch.device) -> str:
+    """The arch of a torch device: "sm_90", "gfx1151"; the CPU's own for "cpu"."""
+    if device.type == "cpu":
+        return cpu_device().arch
+    return _gpu_arch(0 if device.index is None else device.index)
+
+
+@functools.cache
+def _gpu_arch(index: int) -> str:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).partition(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def device_type(arch: str) -> str:
+    """What torch calls devices of this arch: "cpu", also for the interpreter, or "cuda"."""
+    return "cpu" if arch.startswith("cpu") or arch == INTERPRETER else "cuda"

@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tilewright.errors import UnsupportedError
 from tilewright.ops.check import ErrorModel
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem
@@ -198,6 +199,10 @@ class OpSpec:
         corruptions: negative controls by name; none for an op without weights.
         space: () -> the op's tile space; None if it has none.
         deterministic: two runs with one tile and thread count agree bit for bit.
+        sources: modules and packages that the kernels are made of, "tilewright.ops.w4a16": a table
+            row is stale when one of their files has changed. Empty for the file of `run` alone.
+        devices: () -> the same op on another kind of device, by torch's name of it ("cuda"): its
+            operands, tiles and sources, with this op's name, oracle and meaning.
     """
 
     name: str
@@ -214,6 +219,8 @@ class OpSpec:
     corruptions: Mapping[str, Corruption] = field(default_factory=dict)
     space: Callable[[], TileSpace] | None = None
     deterministic: bool = True
+    sources: tuple[str, ...] = ()
+    devices: Mapping[str, Callable[[], OpSpec]] = field(default_factory=dict)
     _by_id: dict[str, Case] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -231,6 +238,23 @@ class OpSpec:
         if case_id not in self._by_id:
             raise KeyError(f"op {self.name!r} has no case {case_id!r}")
         return self._by_id[case_id]
+
+    def on(self, device: str) -> OpSpec:
+        """This op on a kind of device, "cpu" or "cuda"; itself where it has none of its own.
+
+        An op of the catalog runs on the CPU, and elsewhere as `devices` says. One of a user makes
+        operands for whatever device it runs on.
+
+        Raises:
+            UnsupportedError: an op with kernels for some devices has none for this.
+        """
+        if device in self.devices:
+            return self.devices[device]()
+        if self.devices and device != "cpu":
+            raise UnsupportedError(
+                f"op {self.name} runs on cpu, {', '.join(self.devices)}; the device is {device!r}"
+            )
+        return self
 
     def with_run(self, run: Callable[..., torch.Tensor]) -> OpSpec:
         """The same op computed by another function: a kernel under development, a test's own."""

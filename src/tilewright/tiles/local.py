@@ -5,13 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from tilewright.device import Device, cpu_device
+from tilewright.device import INTERPRETER, Device, arch_of, cpu_device
 
 __all__ = ["INTERPRETER", "local_device", "local_units"]
-
-INTERPRETER = "interpreter"
-"""Arch of Triton's interpreter, which runs kernels for GPUs on the CPU, one after the other."""
-
 
 def local_device(arch: str) -> Device | None:
     """The device of this arch; None if this machine has none.
@@ -43,10 +39,7 @@ def _gpus() -> dict[str, Device]:
     found: dict[str, Device] = {}
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        if torch.version.hip is not None:
-            arch = str(properties.gcnArchName).partition(":")[0]
-        else:
-            arch = f"sm_{properties.major}{properties.minor}"
+        arch = arch_of(torch.device("cuda", index))
         cache = int(getattr(properties, "L2_cache_size", 0) or 0)
         found.setdefault(
             arch, Device(arch, properties.name, properties.multi_processor_count, cache)
