@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 from importlib import metadata
-from pathlib import Path
 
 from tilewright.ops.catalog import SPECS, find_spec
 from tilewright.ops.contract import OpSpec
+from tilewright.ops.kernel_files import kernel_files, named_sources
 from tilewright.tiles.table import Choice, Running, Space, lookup
 from tilewright.tiles.tile import Problem
 
@@ -46,16 +45,19 @@ def running(op: str) -> Running:
 
 
 def running_of(spec: OpSpec) -> Running:
-    """What identifies the kernels of `spec`: for an op that is not in the catalog, the file that
-    defines its `run`.
+    """What identifies the kernels of `spec`: the sources of the CPU kernels for the catalog's own
+    op on the CPU, else every file of `kernel_files`.
     """
-    if spec.name in SPECS:
+    if spec.name in SPECS and not named_sources(spec):
         from tilewright.ops.cpu.runtime import kernel_hash
 
         return Running(compiler(), kernel_hash(), spec.version, _USES)
-    path = inspect.getsourcefile(inspect.unwrap(spec.run))
-    source = Path(path).read_bytes() if path is not None else repr(spec.run).encode()
-    return Running(compiler(), hashlib.sha256(source).hexdigest(), spec.version)
+    digest = hashlib.sha256()
+    for path in kernel_files(spec):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return Running(compiler(), digest.hexdigest(), spec.version)
 
 
 @functools.cache
