@@ -30,9 +30,13 @@ from typing import Any
 
 import torch
 
+from tilewright.device import INTERPRETER, arch_of
 from tilewright.errors import TileError, UnsupportedError
 
-__all__ = ["Compiled", "check_arch", "cross_compile", "target_arch", "warp_size"]
+__all__ = ["Compiled", "check_arch", "cross_compile", "target_arch", "target_units", "warp_size"]
+
+_UNITS = {"sm_80": 108, "sm_90": 132, "gfx90a": 104, "gfx942": 304, "gfx1151": 20, "gfx1100": 48}
+_UNITS_UNKNOWN = 64
 
 _LOCK = threading.Lock()
 _crossing: str | None = None
@@ -89,15 +93,23 @@ def target_arch(device: torch.device) -> str:
     """
     if _crossing is not None:
         return _crossing
-    return _device_arch(device) if device.type == "cuda" else "interpreter"
+    return INTERPRETER if device.type == "cpu" else arch_of(device)
 
 
-@lru_cache(maxsize=32)
-def _device_arch(device: torch.device) -> str:
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip is not None:
-        return str(properties.gcnArchName).split(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
+def target_units(device: torch.device) -> int:
+    """Multiprocessors or compute units of the chip that kernels launched now are meant for.
+
+    Inside `cross_compile` a usual number for its arch; 1 for a tensor of the CPU. A launcher asks
+    here for the size of a persistent grid.
+    """
+    if _crossing is not None:
+        return _UNITS.get(_crossing, _UNITS_UNKNOWN)
+    return 1 if device.type == "cpu" else _gpu_units(device)
+
+
+@lru_cache(maxsize=64)
+def _gpu_units(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def cross_compile(launch: Callable[[], object], arch: str) -> tuple[Compiled, ...]:
