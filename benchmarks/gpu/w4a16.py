@@ -1,0 +1,344 @@
+"""W4A16 on one NVIDIA GPU against cuBLAS, torch's int4 kernel, gemlite and Humming.
+
+    python benchmarks/gpu/w4a16.py                        everything
+    python benchmarks/gpu/w4a16.py --part decode          one part: prefill, small, decode, error
+    python benchmarks/gpu/w4a16.py --tile big='hopper(block_m=256, ...)'    a tile as an arm more
+    python benchmarks/gpu/w4a16.py --bars results/2026-...-w4a16-sm_90.json the bars of old files
+
+Every arm is checked first against float64 products of the exact weights, computed from the codes:
+a plain call, then a CUDA graph replayed over NaN, and the graph's outputs once more after timing.
+A graph holds one launch. "cold" flushes the L2 before each; "rotating" times a graph of 24
+launches that go in turn over copies of the weight which no L2 holds together. Arms run in common
+blocks, in random position-balanced order, the first arm twice: the control.
+
+The measuring runs in a child process. An arm that breaks or hangs it is recorded with the reason,
+and a new child goes on without it.
+
+Exit codes: 0 every measured bar holds, 1 nothing was measured, 4 a bar was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(_HERE), str(_HERE.parent)]
+
+from bars import bars_of, bars_text  # noqa: E402
+from plan import PARTS, SHAPES, Case, cases_of, weight_key  # noqa: E402
+from record import RESULTS, origin, write  # noqa: E402
+
+_CONTENDERS = ("cublas", "tilewright", "triton", "humming", "gemlite", "tinygemm")
+_MARK = "@@ "
+_STRIKES = 3  # an arm that broke this many processes is left out of all that follows
+_PACKAGES = ("triton", "humming-kernels", "gemlite", "nvidia-cublas", "nvidia-ml-py")
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all of them")
+    parser.add_argument("--arms", default=",".join(_CONTENDERS), help="the baseline first")
+    parser.add_argument("--tile", action="append", default=[], metavar="NAME=TILE")
+    parser.add_argument("--shapes", help="N x K instead of the part's own: 24576x4096,4096x4096")
+    parser.add_argument("--rows", help="M instead of the part's own: 1024,4096")
+    parser.add_argument("--blocks", type=int, default=12, help="paired blocks, at least 6")
+    parser.add_argument("--readings", type=int, default=5, help="a sample is their median")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument("--stall", type=float, default=120, help="seconds without news: a hang")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
+    parser.add_argument("--name", default="w4a16", help="of the result file, after the date")
+    parser.add_argument("--bars", type=Path, nargs="+", metavar="FILE", help="measure nothing")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(words)
+    if args.blocks < 6:
+        parser.error(f"--blocks is {args.blocks}; fewer than 6 cannot be significant")
+    args.tiles = {}
+    for text in args.tile:
+        name, _, tile = text.partition("=")
+        if not tile or "/" in name or name in _CONTENDERS:
+            parser.error(f"--tile is {text!r}; write NAME=algorithm(field=value, ...), with a "
+                         "name of its own")  # fmt: skip
+        args.tiles[name] = tile
+    strange = sorted(set(args.arms.split(",")) - set(_CONTENDERS))
+    if strange:
+        parser.error(f"--arms names {strange}; known are {', '.join(_CONTENDERS)}")
+    return args
+
+
+def plan_of(args: argparse.Namespace) -> list[Case]:
+    contenders = [*args.arms.split(","), *args.tiles]
+    shapes: tuple[tuple[int, int], ...] = SHAPES
+    if args.shapes:
+        pairs = (text.split("x") for text in args.shapes.split(","))
+        shapes = tuple((int(n), int(k)) for n, k in pairs)
+    rows = tuple(int(m) for m in args.rows.split(",")) if args.rows else None
+    return [
+        case
+        for part in args.part or PARTS
+        for case in cases_of(part, contenders=contenders, shapes=shapes, rows=rows)
+    ]
+
+
+class Supervisor:
+    """Runs children until every case is done, left out, or time is up."""
+
+    def __init__(self, args: argparse.Namespace, cases: list[Case], command: list[str]) -> None:
+        self._args, self._command = args, command
+        self._pending = {case.id: case for case in cases}
+        self._skip: dict[str, dict[str, str]] = {}
+        self._strikes: dict[str, int] = {}
+        self.records: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.device: dict[str, Any] = {}
+
+    def run(self) -> None:
+        end = time.monotonic() + self._args.seconds
+        while self._pending and time.monotonic() < end:
+            last, reason = self._child(end)
+            if not reason:
+                break
+            if last is None:
+                self.notes.append(f"a process ended before its first case: {reason}")
+                break
+            if last["arm"] == "":  # no single arm is to blame: the case is given up
+                self.notes.append(f"{last['case']}: {reason} ({last['stage']})")
+                self._pending.pop(last["case"], None)
+                continue
+            self._strike(last, reason)
+        for case in self._pending.values():
+            self.notes.append(f"{case.id}: not run")
+
+    def _strike(self, last: dict[str, Any], reason: str) -> None:
+        """The arm that a process broke at is left out: of this case, in the end of all."""
+        arm = last["arm"]
+        text = f"{reason} ({last['stage']})"
+        self._skip.setdefault(last["case"], {})[arm] = text
+        self._strikes[arm] = self._strikes.get(arm, 0) + 1
+        self.notes.append(f"{last['case']}, {arm}: {text}")
+        if self._strikes[arm] >= _STRIKES:
+            for case in self._pending:
+                self._skip.setdefault(case, {}).setdefault(arm, "broke too many processes")
+
+    def _child(self, end: float) -> tuple[dict[str, Any] | None, str]:
+        """(what was last begun, why the process ended; "" when it finished all it was given)."""
+        with tempfile.TemporaryDirectory() as folder:
+            orders = Path(folder) / "orders.json"
+            orders.write_text(json.dumps({"cases": list(self._pending), "skip": self._skip}))
+            child = subprocess.Popen(
+                [*self._command, "--child", str(orders)], stdout=subprocess.PIPE, bufsize=0
+            )
+            try:
+                return self._listen(child, end)
+            finally:
+                child.kill()
+                child.wait()
+                if child.stdout is not None:
+                    child.stdout.close()
+
+    def _listen(
+        self, child: subprocess.Popen[bytes], end: float
+    ) -> tuple[dict[str, Any] | None, str]:
+        last: dict[str, Any] | None = None
+        assert child.stdout is not None
+        rest = b""
+        with selectors.DefaultSelector() as news:
+            news.register(child.stdout, selectors.EVENT_READ)
+            while True:
+                left = end - time.monotonic()
+                if left <= 0:
+                    return last, ""
+                if not news.select(min(left, self._args.stall)):
+                    if left <= self._args.stall:
+                        return last, ""
+                    return last, f"no news for {self._args.stall:g} s"
+                found = os.read(child.stdout.fileno(), 1 << 16)
+                if not found:
+                    code = child.wait()
+                    return last, "" if code == 0 else f"its process ended with code {code}"
+                *lines, rest = (rest + found).split(b"\n")
+                for line in lines:
+                    last = self._event(line.decode(errors="replace")) or last
+
+    def _event(self, line: str) -> dict[str, Any] | None:
+        """Take in a line of the child; the event if it says what begins."""
+        if not line.startswith(_MARK):
+            print(line, file=sys.stderr)
+            return None
+        event: dict[str, Any] = json.loads(line[len(_MARK) :])
+        if event["event"] == "begin":
+            return event
+        if event["event"] == "device":
+            self.device = event["device"]
+        else:
+            self.records.append(event["record"])
+            self._pending.pop(event["record"]["id"])
+            _show(event["record"])
+        return None
+
+
+def _show(record: dict[str, Any]) -> None:
+    """A line for each case as it is finished."""
+    from bars import median_us
+
+    cells = []
+    for arm, row in record["arms"].items():
+        times = [
+            f"{cache} {us:.1f}"
+            for cache in ("cold", "rotating")
+            if cache in record and (us := median_us(record, cache, arm)) is not None
+        ]
+        error = row["error"]
+        cells.append(f"{arm} {' '.join(times)} ({'inf' if error is None else f'{error:.1e}'})")
+    cells += [f"{arm} FAILED: {why[:80]}" for arm, why in record["failed"].items()]
+    print(f"{record['id']}: {' | '.join(cells)}", flush=True)
+
+
+def child(args: argparse.Namespace, cases: list[Case]) -> int:
+    """Run the cases that the orders name; events go to standard output, a line each."""
+    import torch
+    from operands import draw_weight
+    from timing import Arms, Journal, Settings, run_case
+
+    from tilewright.measure import EventClock, StateProbe
+    from tilewright.tune.tile_arms import parse_tile
+
+    def write_event(event: dict[str, Any]) -> None:
+        print(_MARK + json.dumps(_finite(event)), flush=True)
+
+    orders = json.loads(args.child.read_text())
+    wanted = [case for case in cases if case.id in set(orders["cases"])]
+    settings = Settings(
+        args.blocks, args.readings, args.seed,
+        {name: parse_tile(text) for name, text in args.tiles.items()},
+    )  # fmt: skip
+    journal = Journal(write_event)
+    clock = EventClock()
+    probe = StateProbe(gpu=clock.device_id)
+    write_event({"event": "device", "device": _device()})
+    arms: Arms | None = None
+    key = None
+    for case in wanted:
+        if weight_key(case) != key:
+            arms, key = None, weight_key(case)
+            torch.cuda.empty_cache()
+            journal.begin(case.id, "", "draw the weight")
+            weight = draw_weight(case.N, case.K, case.group, symmetric=case.symmetric)
+            arms = Arms(weight, settings)
+        assert arms is not None
+        try:
+            record = run_case(
+                case, arms, settings, journal, orders["skip"].get(case.id, {}), clock, probe
+            )
+        except Exception:
+            traceback.print_exc()
+            return 70
+        write_event({"event": "done", "record": record})
+    return 0
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _device() -> dict[str, Any]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    found = {
+        "name": properties.name,
+        "arch": f"sm_{properties.major}{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": properties.L2_cache_size,
+        "cuda": torch.version.cuda,
+    }
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:  # without the management library the driver stays unnamed
+        pass
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def result_of(supervisor: Supervisor, args: argparse.Namespace) -> dict[str, Any]:
+    whole = origin(os.cpu_count() or 1)
+    whole["gpu"] = supervisor.device
+    whole["versions"] = {**whole["versions"], **_versions()}
+    return {
+        "kind": "gpu-w4a16",
+        "origin": whole,
+        "settings": {"blocks": args.blocks, "readings": args.readings, "seed": args.seed,
+                     "tiles": args.tiles},
+        "notes": supervisor.notes,
+        "bars": [_finite(bar.to_dict()) for bar in bars_of(supervisor.records)],
+        "cases": supervisor.records,
+    }  # fmt: skip
+
+
+def main(words: list[str] | None = None) -> int:
+    args = arguments(words)
+    if args.bars:
+        records = [r for file in args.bars for r in json.loads(file.read_text())["cases"]]
+        return _verdict(records)
+    cases = plan_of(args)
+    if args.child:
+        return child(args, cases)
+    given = sys.argv[1:] if words is None else words
+    supervisor = Supervisor(args, cases, [sys.executable, str(Path(__file__).resolve()), *given])
+    started = time.monotonic()
+    try:
+        supervisor.run()
+    except KeyboardInterrupt:
+        supervisor.notes.append("interrupted")
+    for note in supervisor.notes:
+        print(f"note: {note}")
+    if not supervisor.records:
+        print("error: no case was measured", file=sys.stderr)
+        return 1
+    result = result_of(supervisor, args)
+    result["seconds"] = round(time.monotonic() - started, 1)
+    print(f"{write(result, args.name, args.out).name}: {len(supervisor.records)} cases in "
+          f"{result['seconds']} s")  # fmt: skip
+    return _verdict(supervisor.records)
+
+
+def _verdict(records: list[dict[str, Any]]) -> int:
+    bars = bars_of(records)
+    print(bars_text(bars))
+    return 4 if any(bar.holds is False for bar in bars) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
