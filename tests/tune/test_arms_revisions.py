@@ -93,20 +93,6 @@ def test_a_revision_without_the_package_is_an_error(repository: Path) -> None:
         pass
 
 
-def test_what_this_interpreter_lacks_is_named(repository: Path) -> None:
-    (repository / "pyproject.toml").write_text(
-        '[project]\nname = "tilewright"\ndependencies = ["numpy>=99", "no-such-thing"]\n'
-    )
-    git(repository, "commit", "-qam", "new needs")
-    with (
-        pytest.raises(UnsupportedError, match="needs numpy>=99, no-such-thing.*--python"),
-        checkout(repository, ["HEAD"]),
-    ):
-        pass
-    with checkout(repository, ["HEAD", "v1"], ["/opt/a/python", "/opt/b/python"]) as found:
-        assert [r.python for r in found] == ["/opt/a/python", "/opt/b/python"]
-
-
 @pytest.mark.parametrize(
     ("requirement", "met"),
     [

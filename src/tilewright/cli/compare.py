@@ -17,6 +17,7 @@ from tilewright.cli.common import (
     TablePath,
     epilog,
     model_name,
+    note,
     set_threads,
     status,
     terminal_look,
@@ -99,7 +100,9 @@ _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cm
 @click.option("--same-output", is_flag=True, help="Demand that both commands print the same.")
 @click.option("--repo", type=click.Path(exists=True, file_okay=False, path_type=Path),
               default=".", help="Repository of --rev.  [default: here]")  # fmt: skip
-@click.option("--python", multiple=True, help="Interpreter of each --rev, A's and then B's.")
+@click.option("--python", multiple=True,
+              help="Interpreter of each --rev, A's and then B's.  [default: this one, or a virtual "
+                   "environment made for what the revision needs]")  # fmt: skip
 @click.option("--time-limit", type=float, help="Longest run of a command, in seconds.")
 @click.option("--blocks", type=int, default=20, show_default=True, help="Paired blocks, >= 6.")
 @click.option("--alpha", type=float, default=0.05, show_default=True, help="Significance.")
@@ -295,9 +298,10 @@ def _commands(
 def _revisions(stack: ExitStack, options: dict[str, Any]) -> list[Any]:
     from tilewright.tune.revisions import checkout, repository_of
 
-    with status("checking out revisions"):
-        repository = repository_of(options["repo"])
-        return stack.enter_context(checkout(repository, options["rev"], options["python"]))
+    repository = repository_of(options["repo"])
+    return stack.enter_context(
+        checkout(repository, options["rev"], options["python"], on_line=note)
+    )
 
 
 def _product_revisions(settings: Settings, options: dict[str, Any], threads: int) -> CompareResult:

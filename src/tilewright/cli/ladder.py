@@ -14,6 +14,7 @@ from tilewright.cli.common import (
     ModelPath,
     epilog,
     model_name,
+    note,
     set_threads,
     terminal_look,
     threads_option,
@@ -123,7 +124,7 @@ def _revisions(arms: ExitStack, ladder: Ladder, repo: Path) -> dict[str, Revisio
         return {}
     from tilewright.tune.revisions import checkout, repository_of
 
-    ready = arms.enter_context(checkout(repository_of(repo), wanted))
+    ready = arms.enter_context(checkout(repository_of(repo), wanted, on_line=note))
     return dict(zip(wanted, ready, strict=True))
 
 

@@ -1,8 +1,8 @@
 """Git revisions of the package as arms: a worktree each, and an interpreter that can run it.
 
 A revision is measured from a worktree of its own, by a process whose PYTHONPATH begins there. It
-runs under this interpreter if what it depends on is installed here; otherwise a virtual
-environment made for it must be named.
+runs under this interpreter if what it depends on is installed here; otherwise in a virtual
+environment that is made for what it depends on, once (`tilewright.tune.environments`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from tilewright.errors import MeasureError, UnsupportedError
+from tilewright.tune.environments import environment_folder, interpreter_with
 
-__all__ = ["Revision", "checkout", "repository_of", "unmet"]
+__all__ = ["Revision", "checkout", "repository_of", "requirements", "unmet"]
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^]]*\])?\s*([^;]*?)\s*(?:;.*)?")
 _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)\s*([\w.]+)")
@@ -69,17 +71,24 @@ def repository_of(folder: Path) -> Path:
 
 @contextmanager
 def checkout(
-    repository: Path, revisions: Sequence[str], pythons: Sequence[str] = ()
+    repository: Path,
+    revisions: Sequence[str],
+    pythons: Sequence[str] = (),
+    *,
+    on_line: Callable[[str], Any] | None = None,
 ) -> Iterator[list[Revision]]:
     """Worktrees of `revisions` for as long as the block runs.
 
     Args:
         repository: top of the repository.
         revisions: anything git resolves to a commit; "." is the working tree as it stands.
-        pythons: an interpreter each; none takes this one where its packages satisfy the revision.
+        pythons: an interpreter each; none takes this one where its packages satisfy the revision,
+            and otherwise makes an environment.
+        on_line: called with what is said while an environment is made, pip's lines among it.
 
     Raises:
-        UnsupportedError: no such revision; it lacks src/tilewright; this interpreter cannot run it.
+        UnsupportedError: no such revision; it lacks src/tilewright; this interpreter cannot run it,
+            and no environment that can could be made.
     """
     with tempfile.TemporaryDirectory(prefix="tilewright-rev-") as folder:
         made: list[Path] = []
@@ -94,26 +103,40 @@ def checkout(
                     top = Path(folder) / f"{index}-{commit[:12]}"
                     _git(repository, "worktree", "add", "--detach", str(top), commit)
                     made.append(top)
-                found.append(_ready(text, commit, top, python))
+                found.append(_ready(text, commit, top, python, on_line))
             yield found
         finally:
             for top in made:
                 _git(repository, "worktree", "remove", "--force", str(top))
 
 
-def _ready(text: str, commit: str, top: Path, python: str | None) -> Revision:
+def _ready(
+    text: str, commit: str, top: Path, python: str | None, on_line: Callable[[str], Any] | None
+) -> Revision:
     if not (top / "src" / "tilewright").is_dir():
         raise UnsupportedError(f"revision {text} holds no src/tilewright")
     if python is None:
         missing = unmet(top / "pyproject.toml")
-        if missing:
-            raise UnsupportedError(
-                f"revision {text} needs {', '.join(missing)}, which this interpreter does not "
-                "satisfy; install the revision into a virtual environment and give its "
-                "interpreter with --python, once for each revision"
-            )
-        python = sys.executable
+        python = _environment(text, top, missing, on_line) if missing else sys.executable
     return Revision(text, commit, top / "src", python)
+
+
+def _environment(
+    text: str, top: Path, missing: Sequence[str], on_line: Callable[[str], Any] | None
+) -> str:
+    wanted = requirements(top / "pyproject.toml")
+    lacks = f"revision {text} needs {', '.join(missing)}, which this interpreter does not satisfy"
+    folder = environment_folder(wanted)
+    if on_line is not None and not folder.is_dir():
+        on_line(f"{lacks}; making a virtual environment for it in {folder}")
+    try:
+        return interpreter_with(wanted, on_line=on_line)
+    except (UnsupportedError, OSError) as error:
+        raise UnsupportedError(
+            f"{lacks}, and no virtual environment could be made for it: {error}\n"
+            "install what it needs into one of your own and give its interpreter with --python, "
+            "once for each revision"
+        ) from error
 
 
 def _resolve(repository: Path, text: str) -> str:
@@ -141,22 +164,33 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def unmet(pyproject: Path) -> list[str]:
-    """The requirements of a project that the packages of this interpreter do not satisfy.
-
-    Args:
-        pyproject: its pyproject.toml; its dependencies and those of the extra `models` count.
+def requirements(pyproject: Path) -> list[str]:
+    """What a project depends on to run a model: its dependencies and those of the extra `models`.
 
     Raises:
         UnsupportedError: the file is missing or damaged.
     """
     try:
         project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
+        wanted = [*project.get("dependencies", ())]
+        wanted += project.get("optional-dependencies", {}).get("models", ())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnsupportedError(f"{pyproject.parent.name}/pyproject.toml: {error}") from error
-    wanted = [*project.get("dependencies", ())]
-    wanted += project.get("optional-dependencies", {}).get("models", ())
-    return [text for text in wanted if not _satisfied(text)]
+    if not all(isinstance(text, str) for text in wanted):
+        raise UnsupportedError(f"{pyproject.parent.name}/pyproject.toml: a dependency is no text")
+    return wanted
+
+
+def unmet(pyproject: Path) -> list[str]:
+    """The requirements of a project that the packages of this interpreter do not satisfy.
+
+    Args:
+        pyproject: its pyproject.toml; see `requirements`.
+
+    Raises:
+        UnsupportedError: the file is missing or damaged.
+    """
+    return [text for text in requirements(pyproject) if not _satisfied(text)]
 
 
 def _satisfied(text: str) -> bool:
