@@ -1,0 +1,425 @@
+"""W4A16 on Hopper, for prefill: weights dequantized in registers under wgmma.
+
+::
+
+    y[m, n] = sum_k x[m, k] * s[n, k // G] * (q[n, k] - z[n, k // G]) + bias[n]
+
+One program runs on each multiprocessor. A producer warp feeds TMA loads through a ring of
+`num_stages` buffers, each with one 64-wide step of K::
+
+    x [BM, 64] swizzled    words [BN / 64, 4, 128]    scales, zeros [BN / 64, groups, ..]
+
+The other warps turn a step's words into wgmma's register operand (`hopper_parts`), four k16 slices
+in turn, two in flight: the dequantization of one slice runs under the products of the two before.
+Sums are float32, the bias is added to them, and the result is rounded once. The product is
+transposed, so acc is [BN, BM]: BN rows of the weight, BM rows of x.
+
+Fields of a tile ("hopper")
+    block_n     64 (4 warps multiply), 128 or 256 (8 warps): rows of the weight
+    block_m     16 to 256, a power of two: rows of x; at most 32768 / block_n
+    num_stages  steps in flight; `smem_hopper` says what they take
+    group_m     rows of tiles that are walked column by column, to share x and w in the cache
+    split_k     1: whole tiles only. 2 and more: each tile's K in so many parts. 0: as many tiles
+                as fill every multiprocessor evenly are cut, each program taking an equal stretch
+
+A tile cut in parts is finished by the part that arrives last: parts leave float32 sums in the
+workspace, and the last one adds them all in the order of K. Arrival is counted; no sum depends on
+it, and counters end as they began, at zero.
+
+Limits: float16 and bfloat16; any M, N and K; G of 32, a multiple of 64, or all of K.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-redef"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tilewright.layout.hopper import BLOCK, HopperW4
+from tilewright.ops.gluon_compat import block_barrier, tma_load, tma_store
+from tilewright.ops.w4a16.hopper_parts import (
+    TileLayouts,
+    accumulator_of_flat,
+    dequantize,
+    flat_accumulator,
+    load_scales,
+    load_words,
+    load_zeros,
+    split_steps,
+    tile_layouts,
+)
+from tilewright.tiles.tile import Tile
+
+__all__ = ["launch_w4a16_hopper", "smem_hopper", "workspace_hopper"]
+
+_PRODUCER_REGISTERS = 24
+_LEAST_STEPS = 4  # of K, that a program gets when tiles are cut evenly
+
+
+@gluon.jit
+def _tile_of(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    """Tile t's row and column: bands of GROUP_M rows, walked column by column."""
+    band = t // (GROUP_M * tiles_n)
+    rows = min(tiles_m - band * GROUP_M, GROUP_M)
+    r = t % (GROUP_M * tiles_n)
+    return band * GROUP_M + r % rows, r // rows
+
+
+@gluon.jit
+def _start(program, units, programs):
+    """The first of the cut tiles' steps that is this program's."""
+    return program * units // programs
+
+
+@gluon.jit
+def _work(tiles, cut, steps):
+    """This program's first step among the cut tiles, the end, its parts, and its whole tiles."""
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    start = _start(program, cut * steps, programs)
+    end = _start(program + 1, cut * steps, programs)
+    parts = (end + steps - 1) // steps - start // steps
+    parts = gl.where(end > start, parts, 0)
+    whole = (tiles - cut - program + programs - 1) // programs
+    return start, end, parts, whole
+
+
+@gluon.jit
+def _item(i, start, end, parts, cut, steps):
+    """Item i of a program, cut tiles first: its tile and the steps of K that it sums."""
+    t = start // steps + i
+    first = max(start - t * steps, 0)
+    last = min(end - t * steps, steps)
+    if i >= parts:
+        t = cut + gl.program_id(0) + (i - parts) * gl.num_programs(0)
+        first = 0
+        last = steps
+    return t, first, last
+
+
+@gluon.jit
+def _producer(
+    x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps,
+    steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
+    STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    """One warp: the loads of every step, as buffers become free."""
+    BYTES: gl.constexpr = BM * 128 + BN * 32 + BN * 2 * GROUPS + ASYM * BN * GROUPS // 2
+    start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
+    it = 0
+    for i in range(parts + whole):
+        t, first, last = _item(i, start, end, parts, cut, steps)
+        pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
+        for k in range(first, last):
+            stage = it % STAGES
+            mbarrier.wait(empty.index(stage), (it // STAGES) & 1)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BYTES)
+            block = pid_n * (BN // 64)
+            g = k * 2 if GROUPS == 2 else k // steps_per_group
+            tma_load(w_desc, [block, k * 4, 0], bar, ws.index(stage))
+            tma_load(s_desc, [block, g, 0], bar, ss.index(stage))
+            if ASYM:
+                tma_load(z_desc, [block, g, 0], bar, zs.index(stage * ZERO_SLOTS))
+            tma_load(x_desc, [pid_m * BM, k * 64], bar, xs.index(stage))
+            it += 1
+
+
+@gluon.jit
+def _step(acc, words, s0, s1, z0, z1, x, release, ACC: gl.constexpr, DTYPE: gl.constexpr):
+    """64 of K. Four products a step exceed the two in flight, so that no register of a pending
+    product is written again, not even by the next step. `release` is the buffer of the step before,
+    whose products are all done once two of this step's are."""
+    q0, q1, q2, q3 = split_steps(words)
+    w = dequantize(q0, s0, z0, ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(0, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    acc = warpgroup_mma_wait(2, [acc])
+    w = dequantize(q1, s0, z0, ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(16, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    acc = warpgroup_mma_wait(2, [acc])
+    mbarrier.arrive(release, count=1)
+    w = dequantize(q2, s1, z1, ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(32, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    acc = warpgroup_mma_wait(2, [acc])
+    w = dequantize(q3, s1, z1, ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(48, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    return warpgroup_mma_wait(2, [acc])
+
+
+@gluon.jit
+def _join_parts(acc, part_ptr, count_ptr, t, start, cut, steps, ACC: gl.constexpr):
+    """Leave acc in the workspace. The tile's last part gets the sum of all, and True."""
+    BN: gl.constexpr = acc.shape[0]
+    BM: gl.constexpr = acc.shape[1]
+    programs = gl.num_programs(0)
+    units = cut * steps
+    flat = flat_accumulator(acc)
+    offs = gl.arange(0, BN * BM, flat.type.layout)
+    # A program owns two slots: its first part may begin inside a tile, its last may end inside one.
+    slot = 2 * gl.program_id(0) + (start < t * steps).to(gl.int32)
+    gl.store(part_ptr + slot * (BN * BM) + offs, flat)
+    block_barrier()
+    owner = ((t * steps + 1) * programs - 1) // units
+    last = ((t + 1) * steps * programs - 1) // units
+    arrived = gl.atomic_add(count_ptr + t, 1, sem="acq_rel")
+    done = arrived == last - owner
+    if done:
+        flat = gl.zeros_like(flat)
+        for p in range(owner, last + 1):
+            slot = 2 * p + (_start(p, units, programs) < t * steps).to(gl.int32)
+            flat += gl.load(part_ptr + slot * (BN * BM) + offs, cache_modifier=".cg")
+        gl.store(count_ptr + t, 0)  # ready for the next launch
+    return accumulator_of_flat(flat, BN, BM, ACC), done
+
+
+@gluon.jit
+def _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
+           ACC: gl.constexpr, DTYPE: gl.constexpr):  # fmt: skip
+    """Add the bias, round, and write a tile: through shared memory and TMA, or with masks."""
+    BN: gl.constexpr = acc.shape[0]
+    BM: gl.constexpr = acc.shape[1]
+    offs_n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
+    if HAS_BIAS:
+        bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
+        acc += gl.expand_dims(bias.to(gl.float32), 1)
+    if TMA_Y:
+        tma.store_wait(0)
+        ys.store(gl.permute(acc.to(DTYPE), (1, 0)))
+        fence_async_shared()
+        tma_store(y, [pid_m * BM, pid_n * BN], ys)
+    else:
+        offs_m = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, ACC))
+        mask = (offs_n < N)[:, None] & (offs_m < M)[None, :]
+        rows = offs_m.to(gl.int64)[None, :] * N
+        gl.store(y + rows + offs_n[:, None], acc.to(DTYPE), mask=mask)
+
+
+@gluon.jit
+def _consumer(
+    y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m, tiles_n, cut,
+    steps, BN: gl.constexpr, BM: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr,
+    TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr,
+    GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
+    DTYPE: gl.constexpr,
+):  # fmt: skip
+    """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
+    step `it` frees the buffer of step it - 1, so all but the last are free from the start."""
+    for i in gl.static_range(STAGES - 1):
+        mbarrier.arrive(empty.index(i), count=1)
+    start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
+    it = 0
+    for i in range(parts + whole):
+        t, first, last = _item(i, start, end, parts, cut, steps)
+        pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
+        acc = gl.zeros((BN, BM), gl.float32, ACC)
+        for _k in range(first, last):
+            stage = it % STAGES
+            mbarrier.wait(full.index(stage), (it // STAGES) & 1)
+            words = load_words(ws.index(stage), WORDS)
+            s0, s1 = load_scales(ss.index(stage), ROW_WORDS)
+            z0, z1 = load_zeros(zs.index(stage * ZERO_SLOTS), s0[0], ROW_WORDS, DTYPE, ASYM)
+            release = empty.index((it + STAGES - 1) % STAGES)
+            acc = _step(acc, words, s0, s1, z0, z1, xs.index(stage), release, ACC, DTYPE)
+            it += 1
+        acc = warpgroup_mma_wait(0, [acc])
+        if CUT:
+            done = last - first == steps
+            if not done:
+                acc, done = _join_parts(acc, part_ptr, count_ptr, t, start, cut, steps, ACC)
+            if done:
+                _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
+        else:
+            _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
+    if TMA_Y:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def _w4a16_hopper_kernel(
+    x_desc, w_desc, s_desc, z_desc, y, bias_ptr, part_ptr, count_ptr, M, N, cut, steps,
+    steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
+    HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
+    Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """`cut` tiles are cut in parts; `steps` are 64 of K; GROUPS of scales lie in one step."""
+    DTYPE: gl.constexpr = x_desc.dtype
+    # TMA writes to multiples of 128 bytes, and a step's zero points may take less.
+    ZERO_SLOTS: gl.constexpr = max(1, 256 // (BN * GROUPS))
+    xs = gl.allocate_shared_memory(DTYPE, [STAGES, BM, 64], x_desc.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 64, 4, 128], w_desc.layout)
+    ss = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 64, GROUPS, 32], s_desc.layout)
+    if ASYM:
+        zs = gl.allocate_shared_memory(
+            gl.uint8, [STAGES * ZERO_SLOTS, BN // 64, GROUPS, 32], z_desc.layout
+        )
+    else:
+        zs = ss
+    if TMA_Y:
+        ys = gl.allocate_shared_memory(DTYPE, [BM, BN], Y_SHARED)
+    else:
+        ys = xs
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    fence_async_shared()
+    tiles_m = (M + BM - 1) // BM
+    tiles_n = (N + BN - 1) // BN
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m,
+                tiles_n, cut, steps, BN, BM, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES, ZERO_SLOTS,
+                GROUP_M, WORDS, ROW_WORDS, ACC, DTYPE,
+            )),
+            (_producer, (
+                x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut,
+                steps, steps_per_group, BN, BM, GROUPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M,
+            )),
+        ],
+        [1],
+        [PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+class _Plan(NamedTuple):
+    """How a tile covers a problem: programs, and how many tiles are cut in parts."""
+
+    programs: int
+    cut: int
+
+
+def _plan(tile: Tile, M: int, N: int, K: int, units: int) -> _Plan:
+    tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
+    steps = -(-K // BLOCK)
+    if tile.split_k == 1 or steps == 1:
+        return _Plan(min(units, tiles), 0)
+    if tile.split_k > 1:
+        return _Plan(tiles * min(tile.split_k, steps), tiles)
+    programs = min(units, tiles * max(1, steps // _LEAST_STEPS))
+    if tiles % programs == 0:
+        return _Plan(programs, 0)
+    # All whole rounds but one stay whole: a program's stretch is one to two tiles long.
+    return _Plan(programs, tiles - max(0, tiles // programs - 1) * programs)
+
+
+def workspace_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
+    """What a launch needs of the workspace: floats for partial sums, and counters.
+
+    Args:
+        tile: of the algorithm "hopper".
+        M, N, K: of the problem.
+        units: multiprocessors of the device.
+    """
+    plan = _plan(tile, M, N, K, units)
+    if not plan.cut:
+        return 0, 0
+    return 2 * plan.programs * tile.block_n * tile.block_m, plan.cut
+
+
+def smem_hopper(tile: Tile) -> int:
+    """Bytes of shared memory that a program of this tile allots, at most."""
+    bn, bm = tile.block_n, tile.block_m
+    zeros = max(128, bn)  # two groups a step
+    step = bm * 128 + bn * 32 + bn * 4 + zeros
+    return int(tile.num_stages * (step + 16) + bm * bn * 2 + 1024)
+
+
+@functools.lru_cache
+def _units(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.lru_cache
+def _layouts(block_n: int, block_m: int, groups: int) -> TileLayouts:
+    return tile_layouts(block_n, block_m, num_warps(block_n), groups)
+
+
+def num_warps(block_n: int) -> int:
+    """Warps that multiply: one warpgroup for each 64 rows of the weight, two at most."""
+    return 4 if block_n == BLOCK else 8
+
+
+def _weight_descriptors(
+    weight: HopperW4, block_n: int, groups: int, layouts: TileLayouts
+) -> tuple[Any, Any, Any]:
+    """TMA descriptors of words, scale words and zero bytes, kept with the weight."""
+    key = ("hopper", block_n, groups)
+    if key not in weight.handles:
+        blocks = block_n // BLOCK
+        words = weight.words.view(weight.words.shape[0], -1, 128)
+        scales = weight.scales.view(torch.int32)
+        w = TensorDescriptor.from_tensor(words, [blocks, 4, 128], layouts.words_shared)
+        s = TensorDescriptor.from_tensor(scales, [blocks, groups, 32], layouts.words_shared)
+        z = s
+        if weight.zeros is not None:
+            z = TensorDescriptor.from_tensor(
+                weight.zeros, [blocks, groups, 32], layouts.zeros_shared
+            )
+        weight.handles[key] = (w, s, z)
+    found: tuple[Any, Any, Any] = weight.handles[key]
+    return found
+
+
+def launch_w4a16_hopper(
+    x: torch.Tensor,
+    weight: HopperW4,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: Tile,
+    workspace: Any,
+) -> None:
+    """Write x @ W.T + bias to y. Neither chooses, allocates nor checks a rule.
+
+    Args:
+        x: [M, K], M >= 1, of `weight.dtype`, columns in the weight's order (`weight.perm` is the
+            caller's). Its first element lies at a multiple of 16 bytes, its columns next to each
+            other, its rows a multiple of 16 bytes apart: what TMA reads. Copy it otherwise.
+        weight: on the device of x, sm_90.
+        bias: [N] of any floating dtype, contiguous.
+        y: [M, N] of the dtype of x, contiguous. Faster where N % 8 == 0 and its first element lies
+            at a multiple of 16 bytes.
+        tile: of the algorithm "hopper" (module docstring).
+        workspace: `.partials` float32 and `.counters` int32, zero, of at least the sizes that
+            `workspace_hopper` says; either may be None where that is 0. Counters are zero again
+            when the kernel ends. It serves one stream at a time.
+    """
+    m, k = x.shape
+    n, bn, bm = weight.N, tile.block_n, tile.block_m
+    groups = 2 if weight.group_size == BLOCK // 2 and k > weight.group_size else 1
+    layouts = _layouts(bn, bm, groups)
+    plan = _plan(tile, m, n, k, _units(x.device))
+    steps = -(-k // BLOCK)
+    w_desc, s_desc, z_desc = _weight_descriptors(weight, bn, groups, layouts)
+    row = x.stride(0) if m > 1 else -(-k // 8) * 8
+    x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, BLOCK], layouts.x_shared)
+    tma_y = n % 8 == 0 and y.data_ptr() % 16 == 0
+    out = TensorDescriptor(y, [m, n], [n, 1], [bm, bn], layouts.x_shared) if tma_y else y
+    _w4a16_hopper_kernel[(plan.programs,)](
+        x_desc, w_desc, s_desc, z_desc, out,
+        weight.scales if bias is None else bias,
+        workspace.partials if plan.cut else weight.words,
+        workspace.counters if plan.cut else weight.words,
+        m, n, plan.cut, steps, steps if weight.group_size >= k else -(-weight.group_size // BLOCK),
+        BN=bn, BM=bm, GROUPS=groups, ASYM=weight.zeros is not None, HAS_BIAS=bias is not None,
+        TMA_Y=tma_y, CUT=plan.cut > 0, STAGES=tile.num_stages, GROUP_M=tile.group_m,
+        WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
+        Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=_PRODUCER_REGISTERS,
+        num_warps=num_warps(bn),
+    )  # fmt: skip

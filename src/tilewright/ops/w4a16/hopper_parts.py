@@ -1,0 +1,279 @@
+"""What the Hopper kernels share: layouts, and weights dequantized in the registers of wgmma.
+
+Both kernels compute the transposed product, acc[n, m] += w[n, k] x[m, k], so that the weights are
+wgmma's A operand, which may come from registers, and x lies in shared memory as its B operand::
+
+    words [BN / 64, 4, 128] --load--> [BN / 2, 16] --dequantize--> w [BN, 16 j] --wgmma--> acc
+
+A word holds a thread's eight values of one k16 step (`tilewright.layout.hopper`), so every change
+of shape below only renames registers; `assert_trivial` holds the compiler to it. Fields of a word
+are met in pairs, k1 = 0 in the low half::
+
+    float16   even field  (x & 000F000F) | 6400  = 1024 + q       - (1024 + z)
+              odd field   (x & 00F000F0) | 6400  = 1024 + 16 q    / 16 - (64 + z), one fma
+    bfloat16  any field   (x & 000F000F) | 4300  = 128 + q        - (128 + z)
+
+All of them are exact; the product with the scale, in the same dtype, is rounded once. bfloat16 has
+too few bits for the odd field's form and shifts instead. Scales and zero points come as one word
+and one byte for a thread's two rows: even fields belong to the first, odd fields to the second.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-redef"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tilewright.layout.hopper import BLOCK
+
+__all__ = [
+    "TileLayouts",
+    "accumulator_of_flat",
+    "dequantize",
+    "flat_accumulator",
+    "load_scales",
+    "load_words",
+    "load_zeros",
+    "split_steps",
+    "tile_layouts",
+]
+
+_FP16_ASM = gl.constexpr("""{
+.reg .b32 t0, t1, t2, t3, u;
+shr.u32 u, $8, 8;
+lop3.b32 t0, $8, 0x000F000F, 0x64006400, 0xEA;
+lop3.b32 t1, $8, 0x00F000F0, 0x64006400, 0xEA;
+lop3.b32 t2, u,  0x000F000F, 0x64006400, 0xEA;
+lop3.b32 t3, u,  0x00F000F0, 0x64006400, 0xEA;
+sub.f16x2 t0, t0, $10;
+fma.rn.f16x2 t1, t1, $13, $12;
+sub.f16x2 t2, t2, $10;
+fma.rn.f16x2 t3, t3, $13, $12;
+mul.f16x2 t0, t0, $9;
+mul.f16x2 t1, t1, $11;
+mul.f16x2 t2, t2, $9;
+mul.f16x2 t3, t3, $11;
+mov.b32 {$0, $1}, t0;
+mov.b32 {$2, $3}, t1;
+mov.b32 {$4, $5}, t2;
+mov.b32 {$6, $7}, t3;
+}""")
+
+_BF16_ASM = gl.constexpr("""{
+.reg .b32 t0, t1, t2, t3, u1, u2, u3;
+shr.u32 u1, $8, 4;
+shr.u32 u2, $8, 8;
+shr.u32 u3, $8, 12;
+lop3.b32 t0, $8, 0x000F000F, $13, 0xEA;
+lop3.b32 t1, u1, 0x000F000F, $13, 0xEA;
+lop3.b32 t2, u2, 0x000F000F, $13, 0xEA;
+lop3.b32 t3, u3, 0x000F000F, $13, 0xEA;
+sub.bf16x2 t0, t0, $10;
+sub.bf16x2 t1, t1, $12;
+sub.bf16x2 t2, t2, $10;
+sub.bf16x2 t3, t3, $12;
+mul.bf16x2 t0, t0, $9;
+mul.bf16x2 t1, t1, $11;
+mul.bf16x2 t2, t2, $9;
+mul.bf16x2 t3, t3, $11;
+mov.b32 {$0, $1}, t0;
+mov.b32 {$2, $3}, t1;
+mov.b32 {$4, $5}, t2;
+mov.b32 {$6, $7}, t3;
+}""")
+
+
+@gluon.jit
+def _low_pair(word):
+    """Both halves of the result are the low half of `word`."""
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $1, 0x1010;", "=r,r", [word], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _high_pair(word):
+    """Both halves of the result are the high half of `word`."""
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $1, 0x3232;", "=r,r", [word], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def load_words(buffer, WORDS: gl.constexpr):
+    """Words of one 64-wide block of K: shared memory [BN / 64, 4, 128] to [BN / 2, 16]."""
+    words = buffer.load(WORDS)
+    return gl.reshape(words, (buffer.shape[0] * 32, 16))
+
+
+@gluon.jit
+def _by_group(v):
+    """[BN / 64, 1 or 2 groups, 32] as two tensors [BN / 2], one a group; equal if there is one."""
+    if v.shape[1] == 1:
+        only = gl.reshape(v, (v.shape[0] * 32,))
+        return only, only
+    else:
+        both = gl.reshape(gl.permute(v, (0, 2, 1)), (v.shape[0] * 32, 2))
+        return gl.split(both)
+
+
+@gluon.jit
+def load_scales(buffer, ROW_WORDS: gl.constexpr):
+    """Scale words, shared memory int32 [BN / 64, groups, 32], to a pair (row, row + 8) a group."""
+    first, second = _by_group(buffer.load(ROW_WORDS))
+    return (_low_pair(first), _high_pair(first)), (_low_pair(second), _high_pair(second))
+
+
+@gluon.jit
+def _zero_pairs(zeros, DTYPE: gl.constexpr):
+    """Zero bytes int32 [BN / 2] to what `dequantize` subtracts, for row and row + 8."""
+    twice = _low_pair(zeros)
+    if DTYPE == gl.float16:
+        return (twice & 0x000F000F) | 0x64006400, (twice & 0x00F000F0) | -0x2BFF2C00  # D400D400
+    else:
+        return (twice & 0x000F000F) | 0x43004300, ((twice >> 4) & 0x000F000F) | 0x43004300
+
+
+@gluon.jit
+def load_zeros(buffer, like, ROW_WORDS: gl.constexpr, DTYPE: gl.constexpr, ASYM: gl.constexpr):
+    """Zero bytes, shared memory uint8 [BN / 64, groups, 32], to a pair (row, row + 8) a group.
+
+    Without ASYM the buffer is not read and every zero point is 8; `like` is a scale's tensor.
+    """
+    if ASYM:
+        first, second = _by_group(buffer.load(ROW_WORDS).to(gl.int32))
+        return _zero_pairs(first, DTYPE), _zero_pairs(second, DTYPE)
+    else:
+        eight = _zero_pairs(gl.full_like(like, 0x88), DTYPE)
+        return eight, eight
+
+
+@gluon.jit
+def split_steps(words):
+    """[BN / 2, 16] = (lk, j) into the words [BN / 2, 4] of its four k16 steps j."""
+    even, odd = gl.split(gl.reshape(words, (words.shape[0], 4, 2, 2)))
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return first, second, third, fourth
+
+
+@gluon.jit
+def dequantize(words, scales, zeros, ACC: gl.constexpr, DTYPE: gl.constexpr):
+    """int32 [BN / 2, 4 J], a pair of scales and of zeros, to w [BN, 16 J] as wgmma's A operand."""
+    ROWS: gl.constexpr = words.shape[0] * 2
+    J: gl.constexpr = words.shape[1] // 4
+    ROW: gl.constexpr = gl.SliceLayout(1, words.type.layout)
+    q, s0 = gl.broadcast(
+        words, gl.expand_dims(gl.convert_layout(scales[0], ROW, assert_trivial=True), 1)
+    )
+    q, s1 = gl.broadcast(
+        words, gl.expand_dims(gl.convert_layout(scales[1], ROW, assert_trivial=True), 1)
+    )
+    q, z0 = gl.broadcast(
+        words, gl.expand_dims(gl.convert_layout(zeros[0], ROW, assert_trivial=True), 1)
+    )
+    q, z1 = gl.broadcast(
+        words, gl.expand_dims(gl.convert_layout(zeros[1], ROW, assert_trivial=True), 1)
+    )
+    if DTYPE == gl.float16:
+        a0, a1, b0, b1, c0, c1, d0, d1 = gl.inline_asm_elementwise(
+            _FP16_ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r",
+            [words, s0, z0, s1, z1, gl.full_like(words, 0x2C002C00)],  # 1 / 16, twice
+            dtype=(gl.float16,) * 8, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        a0, a1, b0, b1, c0, c1, d0, d1 = gl.inline_asm_elementwise(
+            _BF16_ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r,r,r",
+            [words, s0, z0, s1, z1, gl.full_like(words, 0x43004300)],  # 128, twice
+            dtype=(gl.bfloat16,) * 8, is_pure=True, pack=1,
+        )  # fmt: skip
+    low = gl.join(gl.join(a0, b0), gl.join(c0, d0))  # [.., r8, kh] of k1 = 0
+    high = gl.join(gl.join(a1, b1), gl.join(c1, d1))
+    w = gl.reshape(gl.join(low, high), (ROWS // 16, 8, 4, J, 2, 2, 2))
+    w = gl.permute(w, (0, 4, 1, 3, 5, 2, 6))  # [warp, r8, lrow, j, kh, lk, k1]
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    return gl.convert_layout(gl.reshape(w, (ROWS, 16 * J)), A, assert_trivial=True)
+
+
+@gluon.jit
+def flat_accumulator(acc):
+    """acc [BN, BM] as a vector whose order lets a warp store and load whole 16-byte pieces."""
+    BN: gl.constexpr = acc.shape[0]
+    BM: gl.constexpr = acc.shape[1]
+    v = gl.reshape(acc, (BN // 16, 2, 8, BM // 16, 2, 4, 2))  # [warp, r8, lrow, m16, m8, lk, m1]
+    return gl.reshape(gl.permute(v, (0, 1, 3, 2, 5, 4, 6)), (BN * BM,))
+
+
+@gluon.jit
+def accumulator_of_flat(flat, BN: gl.constexpr, BM: gl.constexpr, ACC: gl.constexpr):
+    """What `flat_accumulator` made, as [BN, BM] again."""
+    v = gl.reshape(flat, (BN // 16, 2, BM // 16, 8, 4, 2, 2))  # [warp, r8, m16, lrow, lk, m8, m1]
+    v = gl.reshape(gl.permute(v, (0, 1, 3, 2, 5, 4, 6)), (BN, BM))
+    return gl.convert_layout(v, ACC, assert_trivial=True)
+
+
+class TileLayouts(NamedTuple):
+    """Register and shared layouts of one tile, for the kernels' constexpr arguments.
+
+    Attributes:
+        words: registers of the words [BN / 64, 4, 128] of a 64-wide block of K.
+        row_words: registers of scale words and zero bytes [BN / 64, groups, 32].
+        acc: registers of the accumulator [BN, BM].
+        x_shared: of x [BM, 64] and y [BM, BN]: 16 bits, swizzled by 128 bytes.
+        words_shared, zeros_shared: of words and scale words, and of zero bytes: not swizzled.
+    """
+
+    words: Any
+    row_words: Any
+    acc: Any
+    x_shared: Any
+    words_shared: Any
+    zeros_shared: Any
+
+
+def tile_layouts(block_n: int, block_m: int, num_warps: int, groups: int = 1) -> TileLayouts:
+    """Layouts of a tile of `block_n` rows of the weight and `block_m` rows of x.
+
+    Args:
+        block_n: a power of two and a multiple of 16 * num_warps, so at least 64.
+        block_m: a power of two, 8 to 256.
+        num_warps: of the partition that multiplies, 4 or 8.
+        groups: of scales within 64 columns, 1 or 2.
+    """
+    warps = [8 << i for i in range(num_warps.bit_length() - 1)]  # bases in units of row pairs
+    blocks = [(8 * num_warps) << i for i in range((block_n // (16 * num_warps)).bit_length() - 1)]
+
+    def word(row: int, column: int) -> list[int]:
+        return [row // 32, row // 8 % 4, row % 8 * 16 + column]
+
+    def pair(row: int) -> list[int]:
+        return [row // 32, 0, row % 32]
+
+    words = gl.DistributedLinearLayout(
+        [word(0, 1), word(0, 2), *(word(r, 0) for r in blocks)],
+        [word(0, 4), word(0, 8), word(1, 0), word(2, 0), word(4, 0)],
+        [word(r, 0) for r in warps],
+        [],
+        [block_n // BLOCK, 4, 128],
+    )
+    row_words = gl.DistributedLinearLayout(
+        [*([[0, 1, 0]] if groups == 2 else []), *(pair(r) for r in blocks)],
+        [pair(0), pair(0), pair(1), pair(2), pair(4)],
+        [pair(r) for r in warps],
+        [],
+        [block_n // BLOCK, groups, 32],
+    )
+    return TileLayouts(
+        words=words,
+        row_words=row_words,
+        acc=gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, block_m, 16]
+        ),
+        x_shared=gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2),
+        words_shared=gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3),
+        zeros_shared=gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=8, rank=3),
+    )
