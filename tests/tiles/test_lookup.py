@@ -165,6 +165,15 @@ def test_a_table_of_another_unit_count_is_not_used_and_said(folders: dict[str, P
     assert "this machine has no such device" in look(units=None).note
 
 
+@pytest.mark.parametrize("units", [1, 8, None])
+def test_a_published_table_is_used_on_any_unit_count(
+    folders: dict[str, Path], units: int | None
+) -> None:
+    row = replace(t.row(), median_us=0.0, spread_us=0.0, samples=0, source="published")
+    t.put(folders["shipped"], row, units=0)
+    assert look(units=units).how == "exact"
+
+
 @pytest.mark.parametrize(
     ("running", "why"),
     [

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,29 @@ def test_a_damaged_row_is_refused_and_named(tmp_path: Path, fault: str) -> None:
         assert "row 2" in text or "is no number" in text
 
 
+def test_a_published_row_needs_no_measurement_and_no_unit_count(tmp_path: Path) -> None:
+    unmeasured = {"median_us": 0.0, "spread_us": 0.0, "samples": 0, "source": "published"}
+    row = replace(t.row(), **unmeasured)
+    path = t.put(tmp_path, row, units=0)
+    assert load_table(path).rows == (row,)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"samples": 0, "source": "published"}, "samples is 0"),
+        ({"median_us": 0.0, "source": "published"}, "median_us is 0.0"),
+        ({"samples": 0, "median_us": 0.0}, "median_us is 0.0"),
+    ],
+    ids=["time without samples", "samples without time", "tuned"],
+)
+def test_a_row_is_measured_or_published(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TileError, match=message):
+        t.put(tmp_path, replace(t.row(), **changed))
+
+
 WHOLE_FAULTS = {
     "unknown key": (lambda w: w.update(extra=1), "unknown fields ['extra']"),
     "another version": (lambda w: w.update(tilewright_tiles=2), "tilewright_tiles = 2"),
@@ -103,7 +127,11 @@ WHOLE_FAULTS = {
     "header lacks": (lambda w: w["header"].pop("units"), "header: lacks the fields ['units']"),
     "own arch not valid": (lambda w: w["header"].update(valid_for=["x"]), "its own arch"),
     "no arch": (lambda w: w["header"].update(arch=""), "arch is ''"),
-    "units 0": (lambda w: w["header"].update(units=0), "units is 0"),
+    "units below 0": (lambda w: w["header"].update(units=-1), "units is -1"),
+    "measured on any units": (
+        lambda w: w["header"].update(units=0),
+        "row 1 is 'tuned' in a table of units = 0",
+    ),
     "version no number": (lambda w: w["header"].update(op_versions={"toy": "1"}), "toy is '1'"),
     "problem twice": (lambda w: w["rows"].append(w["rows"][0]), "rows 1 and 4 are both for"),
 }

@@ -194,7 +194,7 @@ def _state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
     device = next((d for arch in table.header.valid_for if (d := local_device(arch))), None)
     if device is None:
         return f"for {', '.join(table.header.valid_for)}, which this machine has not"
-    if device.units != table.header.units:
+    if table.header.units not in (0, device.units):
         return f"for {table.header.units} units, here are {device.units}"
     specs = _specs(spec)
     op = row.problem.op

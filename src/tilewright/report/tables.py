@@ -27,7 +27,7 @@ def show_table(title: str, table: TileTable, states: Sequence[str]) -> Table:
     ]  # fmt: skip
     header = table.header
     notes = [
-        f"{header.device}, {header.units} units, {header.compiler}, kernels "
+        f"{header.device}, {header.units or 'any number of'} units, {header.compiler}, kernels "
         f"{header.kernel_hash[:12]}; {header.source}, {header.date}"
     ]
     if set(header.valid_for) != {header.arch}:
@@ -39,8 +39,8 @@ _ROWS = (
     Column("problem", "problem"),
     Column("tile", hidden=True),
     Column("text", "tile"),
-    Column("median_us", "median us", right=True, show=lambda row: f"{row['median_us']:.5g}"),
-    Column("spread_us", "spread us", right=True, show=lambda row: f"{row['spread_us']:.3g}"),
+    Column("median_us", "median us", right=True, show=lambda row: _us(row, "median_us", 5)),
+    Column("spread_us", "spread us", right=True, show=lambda row: _us(row, "spread_us", 3)),
     Column("samples", "samples", right=True),
     Column("oracle_error", "error", right=True, show=lambda row: f"{row['oracle_error']:.2g}"),
     Column("tried", "tried", right=True),
@@ -83,7 +83,13 @@ def _change(old: TableRow | None, new: TableRow | None) -> dict[str, Any] | None
 
 
 def _cell(row: TableRow | None) -> str:
-    return "-" if row is None else f"{row.tile}, {row.median_us:.5g} us"
+    if row is None:
+        return "-"
+    return f"{row.tile}, {f'{row.median_us:.5g} us' if row.samples else 'not measured'}"
+
+
+def _us(row: Mapping[str, Any], name: str, digits: int) -> str:
+    return f"{row[name]:.{digits}g}" if row["samples"] else "-"
 
 
 _CHANGES = (

@@ -4,8 +4,9 @@
 the nearest row that holds for this arch; the default of the op's tile space. A row counts only if
 its table names this arch and was tuned on this many units, and only while the kernels, the
 compiler and the op are those under which it passed the gate; `tilewright tables validate --fix`
-verifies it anew when they have changed. Nothing is clamped or guessed: a row in force that breaks
-a rule of the space is an error.
+verifies it anew when they have changed. A table of published rows that nobody measured here holds
+for any number of units. Nothing is clamped or guessed: a row in force that breaks a rule of the
+space is an error.
 
 Tables are looked for in the folder `$TILEWRIGHT_TILES`, or else `tiles` in the user's config
 folder, and then among those shipped with the package. `<arch>.json` comes first in a folder; other
@@ -343,7 +344,7 @@ def _usable(
             continue
         if not rows:
             continue
-        if header.units != units:
+        if header.units not in (0, units):
             here = "this machine has no such device" if units is None else f"here are {units}"
             _add(notes, f"{file} was tuned on {header.units} units, {here}")
             continue

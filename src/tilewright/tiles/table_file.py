@@ -49,6 +49,7 @@ _VERSION = 1
 _KEY = ("op", "weight_type", "activations", "act_dtype", "N", "K", "group", "M")
 _FIGURES = ("median_us", "spread_us", "samples", "oracle_error", "tried", "rejected", "source")
 _DTYPES = ("float32", "float16", "bfloat16")
+_PUBLISHED = "published"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class TableHeader:
     Attributes:
         arch: architecture of the device it was tuned on; never a marketing name.
         valid_for: every arch that may use it, `arch` among them.
-        units: cores or compute units that the kernels had.
+        units: cores or compute units that the kernels had; 0 for any number, in a table of rows
+            that were published and not measured.
         device: the maker's name of the device; for people.
         compiler: compilers and libraries, "numba 0.65.1, llvmlite 0.47.0, torch 2.13.0".
         kernel_hash: SHA-256 over the kernels' sources.
@@ -87,8 +89,9 @@ class TableRow:
     Attributes:
         problem: M is a bucket of `m_bucket`.
         tile: legal in the op's space.
-        median_us, spread_us: median and interquartile range of its samples, microseconds.
-        samples: how many.
+        median_us, spread_us: median and interquartile range of its samples, microseconds; 0 in
+            a published row that was not measured.
+        samples: how many; 0 in a published row that was not measured.
         oracle_error: `oracle_error` of the gate's result for this tile.
         tried: candidates that were verified, this one among them.
         rejected: candidates that failed, by reason.
@@ -190,6 +193,11 @@ def load_table(path: str | os.PathLike[str]) -> TileTable:
             fail(
                 f"rows {first} and {number} are both for {problem_text(row.problem)}; "
                 "keep one of them"
+            )
+        if header.units == 0 and row.source != _PUBLISHED:
+            fail(
+                f"row {number} is {row.source!r} in a table of units = 0, which may only hold "
+                f"{_PUBLISHED!r} rows; state the units that it was measured on"
             )
         rows.append(row)
     return TileTable(header, tuple(rows))
@@ -344,7 +352,7 @@ def _header(entry: Any, fail: Fail) -> TableHeader:
     header = TableHeader(
         arch=_text(entry, "arch", fail),
         valid_for=_texts(entry, "valid_for", fail),
-        units=_count(entry, "units", 1, fail),
+        units=_count(entry, "units", 0, fail),
         device=_text(entry, "device", fail),
         compiler=_text(entry, "compiler", fail),
         kernel_hash=_text(entry, "kernel_hash", fail),
@@ -385,16 +393,18 @@ def _row(entry: Any, arch: str, fail: Fail) -> TableRow:
         fail(f"tile is {tile!r}; it must map field names to numbers, texts or booleans")
     if not isinstance(tile.get("algorithm"), str):
         fail(f"tile {tile!r} names no algorithm")
+    source = _text(entry, "source", fail)
+    unmeasured = source == _PUBLISHED and entry["samples"] == 0 and entry["median_us"] == 0
     return TableRow(
         problem=problem,
         tile=Tile.from_mapping(tile),
-        median_us=_number(entry, "median_us", fail, positive=True),
+        median_us=_number(entry, "median_us", fail, positive=not unmeasured),
         spread_us=_number(entry, "spread_us", fail),
-        samples=_count(entry, "samples", 1, fail),
+        samples=_count(entry, "samples", 0 if unmeasured else 1, fail),
         oracle_error=_number(entry, "oracle_error", fail),
         tried=_count(entry, "tried", 0, fail),
         rejected=_counts(entry, "rejected", fail),
-        source=_text(entry, "source", fail),
+        source=source,
     )
 
 

@@ -88,7 +88,7 @@ def existing_table(path: Path, header: TableHeader) -> TileTable:
     table = load_table(path)
     for name in ("arch", "units"):
         theirs, ours = getattr(table.header, name), getattr(header, name)
-        if theirs != ours:
+        if theirs != ours and theirs != 0:
             raise TileError(
                 f"{path} is of {name} {theirs}, here it is {ours}: its rows hold only there; "
                 "name another table with --out"
