@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -193,7 +194,15 @@ def _target(arch: str, device: str) -> Iterator[None]:
         target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     else:
         target = GPUTarget("hip", arch, warp_size(arch))
-    active = driver._active
+    active, properties = driver._active, torch.cuda.get_device_properties
+
+    def of_meta(device: Any = None) -> Any:
+        """What a launcher may ask of the device of its operands."""
+        if isinstance(device, torch.device) and device.type == "meta":
+            units = _UNITS.get(arch, _UNITS_UNKNOWN)
+            return SimpleNamespace(name=arch, multi_processor_count=units, gcnArchName=arch)
+        return properties(device)
+
     with (
         tempfile.TemporaryDirectory(prefix="tilewright-isa-") as cache,
         knobs.compilation.scope(),
@@ -204,11 +213,13 @@ def _target(arch: str, device: str) -> Iterator[None]:
         knobs.compilation.always_compile = True
         knobs.nvidia.dump_ptxas_log = True
         driver.set_active(_NoDevice(target, device))
+        torch.cuda.get_device_properties = of_meta
         _crossing = arch
         try:
             yield
         finally:
             _crossing = None
+            torch.cuda.get_device_properties = properties
             driver.set_active(active)
 
 
