@@ -66,7 +66,7 @@ from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_w4a16_hopper", "smem_hopper", "workspace_hopper"]
 
-_PRODUCER_REGISTERS = 24
+PRODUCER_REGISTERS = 24
 _LEAST_STEPS = 4  # of K, that a program gets when tiles are cut evenly
 
 
@@ -248,7 +248,8 @@ def _consumer(
         tma.store_wait(0)
 
 
-@gluon.jit
+# One compiled kernel serves every size: the problem's numbers are not compiled in.
+@gluon.jit(do_not_specialize=["M", "N", "cut", "steps", "steps_per_group"])
 def _w4a16_hopper_kernel(
     x_desc, w_desc, s_desc, z_desc, y, bias_ptr, part_ptr, count_ptr, M, N, cut, steps,
     steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
@@ -420,6 +421,6 @@ def launch_w4a16_hopper(
         BN=bn, BM=bm, GROUPS=groups, ASYM=weight.zeros is not None, HAS_BIAS=bias is not None,
         TMA_Y=tma_y, CUT=plan.cut > 0, STAGES=tile.num_stages, GROUP_M=tile.group_m,
         WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
-        Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=_PRODUCER_REGISTERS,
+        Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
         num_warps=num_warps(bn),
     )  # fmt: skip

@@ -1,0 +1,163 @@
+"""The Hopper GEMM: how a tile covers a problem, and its machine code, compiled with no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.tiles.tile import Tile
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
+    )
+
+SCRIPT = Path(__file__).with_name("compile_hopper_gemm.py")
+STAGES = {(128, 256): 4, (256, 128): 5, (64, 256): 4}
+SIZES = [(n, m) for n in (64, 128, 256) for m in (16, 32, 64, 128, 256) if n * m <= 32768]
+
+
+def job(block_n: int, block_m: int, **rest: Any) -> dict[str, Any]:
+    stages = STAGES.get((block_n, block_m), 6)
+    return {"block_n": block_n, "block_m": block_m, "num_stages": stages, **rest}
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "prefill whole tiles": job(128, 256, cut=False, bias=False),
+    "prefill": job(128, 256),
+    "prefill bf16": job(128, 256, dtype="bf16"),
+    "tall bf16 two groups": job(256, 128, dtype="bf16", groups=2),
+    "two groups masked": job(128, 256, groups=2, tma_y=False),
+    "symmetric": job(64, 64, asym=False),
+    "small": job(64, 16, groups=2),
+}
+SLOW = {
+    f"{n}x{m} {dtype} {groups} {'asym' if asym else 'sym'}": job(
+        n, m, dtype=dtype, groups=groups, asym=asym
+    )
+    for (n, m), dtype, groups, asym in itertools.product(
+        SIZES, ("fp16", "bf16"), (1, 2), (True, False)
+    )
+}
+
+
+def compile_all(jobs: dict[str, dict[str, Any]], cache: Path) -> dict[str, dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), env=environment,
+        capture_output=True, text=True, timeout=290,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def hold(name: str, job: dict[str, Any], found: dict[str, Any]) -> None:
+    assert found["error"] == "", name
+    assert found["warnings"] == [], name  # wgmma that ptxas serialized
+    assert found["spilled"] == [0], name
+    assert found["registers_a"] >= 4, name
+    assert found["shared_a"] == 0, name
+    # Only y goes to shared memory by a store; the weights never do.
+    assert found["stores_to_shared"] <= int(job.get("tma_y", True)), name
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return compile_all(JOBS, tmp_path_factory.mktemp("triton"))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_weights_stay_in_registers(compiled: dict[str, dict[str, Any]], name: str) -> None:
+    hold(name, JOBS[name], compiled[name])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_shared_memory_is_within_what_the_space_is_told(
+    compiled: dict[str, dict[str, Any]], name: str
+) -> None:
+    from tilewright.ops.w4a16.hopper_gemm import smem_hopper
+
+    one = JOBS[name]
+    tile = Tile.of("hopper", **{k: one[k] for k in ("block_n", "block_m", "num_stages")})
+    assert compiled[name]["shared_bytes"] <= smem_hopper(tile) <= 227 * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [64, 128, 256])
+def test_every_size_of_tile_keeps_weights_in_registers(rows: int, tmp_path: Path) -> None:
+    jobs = {name: job for name, job in SLOW.items() if job["block_n"] == rows}
+    for name, found in compile_all(jobs, tmp_path).items():
+        hold(name, jobs[name], found)
+
+
+BASE = Tile.of("hopper", block_n=128, block_m=256, num_stages=4, split_k=1, group_m=4)
+SHAPES = [(1, 97, 100), (300, 1024, 4096), (1024, 6144, 4096), (1000, 24576, 64), (4096, 4096, 288)]
+
+
+def covered(tile: Tile, m: int, n: int, k: int, units: int) -> dict[int, list[tuple[int, int]]]:
+    """The steps of K that programs sum, by tile: the kernel's walk, in Python."""
+    from tilewright.ops.w4a16.hopper_gemm import _plan
+
+    plan = _plan(tile, m, n, k, units)
+    tiles = -(-m // tile.block_m) * -(-n // tile.block_n)
+    steps = -(-k // 64)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for program in range(plan.programs):
+        start = program * plan.cut * steps // plan.programs
+        end = (program + 1) * plan.cut * steps // plan.programs
+        for t in range(plan.cut):
+            first, last = max(start, t * steps), min(end, (t + 1) * steps)
+            if first < last:
+                found.setdefault(t, []).append((first - t * steps, last - t * steps))
+        for t in range(plan.cut + program, tiles, plan.programs):
+            found.setdefault(t, []).append((0, steps))
+    assert sorted(found) == list(range(tiles))
+    return found
+
+
+@pytest.mark.parametrize("split_k", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES, ids=lambda v: str(v))
+def test_a_plan_sums_every_step_of_every_tile_once(m: int, n: int, k: int, split_k: int) -> None:
+    steps = -(-k // 64)
+    for pieces in covered(BASE.replace(split_k=split_k), m, n, k, 132).values():
+        assert pieces[0][0] == 0
+        assert pieces[-1][1] == steps
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+        if split_k:
+            assert len(pieces) == min(split_k, steps)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [shape for shape in SHAPES if shape[2] > 64], ids=lambda v: str(v)
+)
+def test_cutting_leaves_no_multiprocessor_with_a_step_more_than_its_share(
+    m: int, n: int, k: int
+) -> None:
+    from tilewright.ops.w4a16.hopper_gemm import _plan
+
+    plan = _plan(BASE.replace(split_k=0), m, n, k, 132)
+    tiles, steps = -(-m // 256) * -(-n // 128), -(-k // 64)
+    assert plan.programs <= 132
+    assert (tiles - plan.cut) % plan.programs == 0
+    share = (tiles - plan.cut) // plan.programs * steps + plan.cut * steps / plan.programs
+    assert share == pytest.approx(tiles * steps / plan.programs)
+
+
+def test_workspace_is_asked_for_only_when_tiles_are_cut() -> None:
+    from tilewright.ops.w4a16.hopper_gemm import workspace_hopper
+
+    assert workspace_hopper(BASE, 1024, 6144, 4096, 132) == (0, 0)
+    floats, counters = workspace_hopper(BASE.replace(split_k=3), 300, 1024, 4096, 132)
+    assert (floats, counters) == (2 * 48 * 128 * 256, 16)
+    floats, counters = workspace_hopper(BASE.replace(split_k=0), 1024, 6144, 4096, 132)
+    assert (floats, counters) == (2 * 132 * 128 * 256, 192)
