@@ -75,17 +75,18 @@ def warp_bases(warps: Sequence[int]) -> list[list[int]]:
     return bases
 
 
-def wmma_layout(version: int, warps: Sequence[int]) -> Any:
-    """The accumulator of 16x16x16 WMMA, transposed: a lane holds outputs of one row of y.
+def wmma_layout(version: int, warps: Sequence[int], transposed: bool = True) -> Any:
+    """The accumulator of 16x16x16 WMMA.
 
     Args:
         version: 1 for gfx11, 2 for gfx12.
         warps: warps along the two dimensions, powers of two.
+        transposed: a lane holds outputs of one row, else of one column.
     """
     layout = gl.amd.AMDWMMALayout
     if _takes(layout, "warp_bases"):
-        return layout(version=version, transposed=True, warp_bases=warp_bases(warps))
-    return layout(version=version, transposed=True, warps_per_cta=list(warps))
+        return layout(version=version, transposed=transposed, warp_bases=warp_bases(warps))
+    return layout(version=version, transposed=transposed, warps_per_cta=list(warps))
 
 
 def padded_layout(

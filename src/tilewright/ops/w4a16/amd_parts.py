@@ -1,0 +1,184 @@
+"""Device functions of the Gluon W4A16 kernel for AMD: four words in, eight weights a word out.
+
+float16, two codes an instruction, and exact until the scale is multiplied::
+
+    word & 0x000F000F | 0x64006400          1024 + q      minus 1024 + z
+    word & 0x00F000F0 | 0x64006400          1024 + 16 q   times 1/16, minus 64 + z
+
+and the same again for word >> 8: one shift, four and-or, four packed additions or fused
+multiply-adds and four packed multiplications for eight weights.
+
+bfloat16 has no packed maths on these chips, and rounding (q - z) * s to it would cost more than all
+the rest. q - z itself is exact in bfloat16: `v_fma_mix_f32` reads one half of the float16 pair
+above and subtracts in float32, whose upper 16 bits then are the bfloat16. The scale is multiplied
+to the sums in float32, which is more exact as well.
+
+The instructions are spelled out since the compiler, given the same maths, splits the pairs into
+halves. On CDNA a matrix instruction must not follow a vector instruction that writes its operand at
+once; the compiler does not see into inline assembly, so the block ends with the wait it needs.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Gluon reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+__all__ = ["weights"]
+
+_PAIRS = (
+    "v_lshrrev_b32 $2, 8, $4",
+    "v_and_or_b32 $0, $4, $5, $7",
+    "v_and_or_b32 $1, $4, $6, $7",
+    "v_and_or_b32 $3, $2, $6, $7",
+    "v_and_or_b32 $2, $2, $5, $7",
+)
+_MINUS_ZERO = (
+    "v_pk_add_f16 $0, $0, $9 neg_lo:[0,1] neg_hi:[0,1]",
+    "v_pk_fma_f16 $1, $1, $8, $10 neg_lo:[0,0,1] neg_hi:[0,0,1]",
+    "v_pk_add_f16 $2, $2, $9 neg_lo:[0,1] neg_hi:[0,1]",
+    "v_pk_fma_f16 $3, $3, $8, $10 neg_lo:[0,0,1] neg_hi:[0,0,1]",
+)
+_TIMES_SCALE = tuple(f"v_pk_mul_f16 ${i}, ${i}, $11" for i in range(4))
+_WAIT = ("s_nop 1",)
+
+
+def _block(*parts: tuple[str, ...]) -> gl.constexpr:
+    return gl.constexpr("\n\t".join(line for part in parts for line in part))
+
+
+_ASM_PAIRS: gl.constexpr = _block(_PAIRS)
+_ASM_CODES: gl.constexpr = _block(_PAIRS, _MINUS_ZERO)
+_ASM_CODES_WAIT: gl.constexpr = _block(_PAIRS, _MINUS_ZERO, _WAIT)
+_ASM_SCALED: gl.constexpr = _block(_PAIRS, _MINUS_ZERO, _TIMES_SCALE)
+_ASM_SCALED_WAIT: gl.constexpr = _block(_PAIRS, _MINUS_ZERO, _TIMES_SCALE, _WAIT)
+_ASM_LOW: gl.constexpr = _block(("v_fma_mix_f32 $0, $1, $2, -$3 op_sel_hi:[1,0,0]",))
+_ASM_HIGH: gl.constexpr = _block(
+    ("v_fma_mix_f32 $0, $1, $2, -$3 op_sel:[1,0,0] op_sel_hi:[1,0,0]",)
+)
+# gfx9 takes one scalar register an instruction: the two masks are scalar, 0x64006400 is not.
+_IO_PAIRS: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v")
+_IO_CODES: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v,s,v,v")
+_IO_SCALED: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v,s,v,v,v")
+
+
+@gluon.jit
+def _column(values, q):
+    """Values [BLOCK_N] for every word of q [BLOCK_K / 8, BLOCK_N]."""
+    q, spread = gl.broadcast(q, gl.expand_dims(values, 0))
+    return spread
+
+
+@gluon.jit
+def _half2(half):
+    """A 16-bit number in both halves of an int32."""
+    bits = half.to(gl.uint16, bitcast=True).to(gl.uint32)
+    return (bits | (bits << 16)).to(gl.int32, bitcast=True)
+
+
+@gluon.jit
+def _float16_pairs(q, zero, scale, SCALED: gl.constexpr, WAIT: gl.constexpr):
+    """Words to four float16 pairs each: (q - z) * s, or q - z."""
+    low_codes = gl.full_like(q, 0x000F000F)
+    high_codes = gl.full_like(q, 0x00F000F0)
+    magic = gl.full_like(q, 0x64006400)
+    sixteenth = gl.full_like(q, 0x2C002C00)
+    zero2 = zero | (zero << 16)
+    offset = _column(zero2 | 0x64006400, q)  # 1024 + z
+    offset16 = _column((zero2 << 4) | 0x54005400, q)  # 64 + z
+    if SCALED:
+        scale2 = _column(_half2(scale), q)
+        return gl.inline_asm_elementwise(
+            _ASM_SCALED_WAIT if WAIT else _ASM_SCALED,
+            _IO_SCALED,
+            [q, low_codes, high_codes, magic, sixteenth, offset, offset16, scale2],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            _ASM_CODES_WAIT if WAIT else _ASM_CODES,
+            _IO_CODES,
+            [q, low_codes, high_codes, magic, sixteenth, offset, offset16],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            is_pure=True,
+            pack=1,
+        )
+
+
+@gluon.jit
+def _bfloat16_bits(pair, factor, offset, HIGH: gl.constexpr):
+    """One half of a float16 pair, times `factor`, minus `offset`: exact, so its upper 16 bits."""
+    value = gl.inline_asm_elementwise(
+        _ASM_HIGH if HIGH else _ASM_LOW,
+        "=v,v,s,v",
+        [pair, factor, offset],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+    return (value >> 16).to(gl.uint16)
+
+
+@gluon.jit
+def _float16_halves(pair):
+    return (pair & 0xFFFF).to(gl.uint16), (pair >> 16).to(gl.uint16)
+
+
+@gluon.jit
+def _bfloat16_halves(pair, factor, offset):
+    return _bfloat16_bits(pair, factor, offset, False), _bfloat16_bits(pair, factor, offset, True)
+
+
+@gluon.jit
+def weights(
+    q, zero, scale,
+    dtype: gl.constexpr, SCALED: gl.constexpr, WAIT: gl.constexpr, OPERAND: gl.constexpr,
+):  # fmt: skip
+    """Words [BLOCK_K / 8, BLOCK_N] to weights [BLOCK_K, BLOCK_N] as the matrix units take them.
+
+    Nothing moves between threads: `OPERAND` is the layout that q's was derived from.
+
+    Args:
+        q: int32 words of `WordsW4`, order "k8".
+        zero: int32 [BLOCK_N], 0 to 15.
+        scale: float16 [BLOCK_N], multiplied if SCALED.
+        dtype: float16 or bfloat16; SCALED needs float16.
+    """
+    if dtype == gl.float16:
+        p0, p1, p2, p3 = _float16_pairs(q, zero, scale, SCALED, WAIT)
+        l0, h0 = _float16_halves(p0)
+        l1, h1 = _float16_halves(p1)
+        l2, h2 = _float16_halves(p2)
+        l3, h3 = _float16_halves(p3)
+    else:
+        p0, p1, p2, p3 = gl.inline_asm_elementwise(
+            _ASM_PAIRS,
+            _IO_PAIRS,
+            [
+                q,
+                gl.full_like(q, 0x000F000F),
+                gl.full_like(q, 0x00F000F0),
+                gl.full_like(q, 0x64006400),
+            ],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        offset = _column((zero + 1024).to(gl.float32), q)
+        offset16 = _column((zero + 64).to(gl.float32), q)
+        one = gl.full_like(offset, 1.0)
+        sixteenth = gl.full_like(offset, 0.0625)
+        l0, h0 = _bfloat16_halves(p0, one, offset)
+        l1, h1 = _bfloat16_halves(p1, sixteenth, offset16)
+        l2, h2 = _bfloat16_halves(p2, one, offset)
+        l3, h3 = _bfloat16_halves(p3, sixteenth, offset16)
+    # Code j = 4 p1 + 2 p0 + half: joined so that the permute only renames registers.
+    low = gl.join(gl.join(l0, l2), gl.join(l1, l3))
+    high = gl.join(gl.join(h0, h2), gl.join(h1, h3))
+    w = gl.permute(gl.join(low, high), (0, 2, 3, 4, 1))
+    w = gl.reshape(w, (q.shape[0] * 8, q.shape[1])).to(dtype, bitcast=True)
+    return gl.convert_layout(w, OPERAND, assert_trivial=True)
