@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from operands import Weight
 
+from tilewright.device import arch_of
 from tilewright.tiles.tile import Tile
 
-__all__ = ["CONTENDERS", "Unserved", "build", "copies_of"]
+__all__ = ["CONTENDERS", "Unserved", "build", "copies_of", "words_weight"]
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
@@ -143,7 +144,7 @@ class PortableTriton:
         from tilewright.ops.w4a16.triton_op import w4a16_triton
 
         self.op: Any = w4a16_triton
-        self.weight = _words_weight(weight, dtype)
+        self.weight = words_weight(weight, dtype)
         self.bytes = weight.bytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -187,23 +188,23 @@ def _words(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(weight: Weight, dtype: torch.dtype, tile: Tile | None) -> Any:
-    """For Hopper in its own layout, unless the tile is one of the portable kernels'."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        return _words_weight(weight, dtype)
+    """As a user's weight is packed for this GPU; in the family of the tile's algorithm."""
+    from tilewright.layout.pack import pack_w4_for
+
     if tile is not None:
         from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 
         if tile.algorithm in TRITON_SPACE.fields:
-            return _words_weight(weight, dtype)
-    from tilewright.layout.hopper import pack_w4_hopper
-
-    return pack_w4_hopper(weight.host, act_dtype=dtype, device="cuda")
+            return words_weight(weight, dtype)
+    return pack_w4_for(weight.host, arch_of(torch.device("cuda", 0)), act_dtype=dtype)
 
 
-def _words_weight(weight: Weight, dtype: torch.dtype) -> Any:
+def words_weight(weight: Weight, dtype: torch.dtype) -> Any:
+    """Words in the order that the portable kernels like best on this maker's chips."""
     from dataclasses import replace
 
     from tilewright.layout.triton import pack_w4_words
 
-    packed = pack_w4_words(weight.host).to("cuda")
+    order = "k8" if torch.version.hip is not None else "k32"
+    packed = pack_w4_words(weight.host, order=order, device="cuda")
     return replace(packed, scales=packed.scales.to(dtype))

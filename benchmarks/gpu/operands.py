@@ -75,9 +75,16 @@ class Weight:
 
 
 def draw_weight(
-    n: int, k: int, group: int, *, symmetric: bool = False, seed: int = 0, device: str = "cuda"
+    n: int,
+    k: int,
+    group: int,
+    *,
+    symmetric: bool = False,
+    seed: int = 0,
+    largest: float = 0.025,
+    device: str = "cuda",
 ) -> Weight:
-    """Uniform codes and zero points, scales in 0.005 .. 0.025, all of them from `seed`.
+    """Uniform codes and zero points, scales in a fifth of `largest` to it, all from `seed`.
 
     Args:
         n, k: rows and columns.
@@ -88,7 +95,7 @@ def draw_weight(
     rng = np.random.default_rng((seed, n, k, group))
     groups = k // group
     codes = rng.integers(0, 16, (n, k), dtype=np.uint8)
-    drawn = torch.from_numpy(rng.uniform(0.005, 0.025, (n, groups)).astype(np.float32))
+    drawn = torch.from_numpy(rng.uniform(largest / 5, largest, (n, groups)).astype(np.float32))
     scales = drawn.to(torch.bfloat16).float()
     zeros = None if symmetric else rng.integers(0, 16, (n, groups), dtype=np.uint8)
     host = W4Codes(codes, scales.numpy(), zeros, group, None, torch.bfloat16)

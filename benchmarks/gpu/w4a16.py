@@ -11,8 +11,8 @@ A graph holds one launch. "cold" flushes the L2 before each; "rotating" times a 
 launches that go in turn over copies of the weight which no L2 holds together. Arms run in common
 blocks, in random position-balanced order, the first arm twice: the control.
 
-The measuring runs in a child process. An arm that breaks or hangs it is recorded with the reason,
-and a new child goes on without it.
+Timing runs in a child process, what is only checked in several at once. An arm that breaks or
+hangs its process is recorded with the reason, and a new one goes on without it.
 
 Exit codes: 0 every measured bar holds, 1 nothing was measured, 4 a bar was missed.
 """
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
-from importlib import metadata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,13 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
 from bars import bars_of, bars_text  # noqa: E402
+from device import describe, versions  # noqa: E402
 from plan import PARTS, SHAPES, Case, cases_of, weight_key  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
 _CONTENDERS = ("cublas", "tilewright", "triton", "humming", "gemlite", "tinygemm")
 _MARK = "@@ "
 _STRIKES = 3  # an arm that broke this many processes is left out of all that follows
-_PACKAGES = ("triton", "humming-kernels", "gemlite", "nvidia-cublas", "nvidia-ml-py")
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -60,6 +60,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
     parser.add_argument("--stall", type=float, default=120, help="seconds without news: a hang")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1),
+                        help="processes of the cases that are checked and not timed")  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     parser.add_argument("--name", default="w4a16", help="of the result file, after the date")
     parser.add_argument("--bars", type=Path, nargs="+", metavar="FILE", help="measure nothing")
@@ -106,8 +108,8 @@ class Supervisor:
         self.notes: list[str] = []
         self.device: dict[str, Any] = {}
 
-    def run(self) -> None:
-        end = time.monotonic() + self._args.seconds
+    def run(self, end: float) -> None:
+        """Until `end`, by time.monotonic()."""
         while self._pending and time.monotonic() < end:
             last, reason = self._child(end)
             if not reason:
@@ -229,7 +231,7 @@ def child(args: argparse.Namespace, cases: list[Case]) -> int:
     journal = Journal(write_event)
     clock = EventClock()
     probe = StateProbe(gpu=clock.device_id)
-    write_event({"event": "device", "device": _device()})
+    write_event({"event": "device", "device": describe()})
     arms: Arms | None = None
     key = None
     for case in wanted:
@@ -260,42 +262,39 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _device() -> dict[str, Any]:
-    import torch
+def run_all(args: argparse.Namespace, cases: list[Case], command: list[str]) -> Supervisor:
+    """Timed cases alone on the machine; then the others, several processes at once.
 
-    properties = torch.cuda.get_device_properties(0)
-    found = {
-        "name": properties.name,
-        "arch": f"sm_{properties.major}{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory,
-        "l2_bytes": properties.L2_cache_size,
-        "cuda": torch.version.cuda,
-    }
+    Returns:
+        One supervisor with the records and notes of all.
+    """
+    end = time.monotonic() + args.seconds
+    whole = Supervisor(args, [case for case in cases if case.caches], command)
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # without the management library the driver stays unnamed
-        pass
-    return found
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        whole.run(end)
+        checked = [case for case in cases if not case.caches]
+        keys = list(dict.fromkeys(weight_key(case) for case in checked))
+        parts = [
+            Supervisor(args, [c for c in checked if keys.index(weight_key(c)) % args.jobs == i],
+                       command)
+            for i in range(min(args.jobs, len(keys)))
+        ]  # fmt: skip
+        with ThreadPoolExecutor(max(1, len(parts))) as pool:
+            for future in [pool.submit(part.run, end) for part in parts]:
+                future.result()
+        for part in parts:
+            whole.records += part.records
+            whole.notes += part.notes
+            whole.device = whole.device or part.device
+    except KeyboardInterrupt:
+        whole.notes.append("interrupted")
+    return whole
 
 
 def result_of(supervisor: Supervisor, args: argparse.Namespace) -> dict[str, Any]:
     whole = origin(os.cpu_count() or 1)
     whole["gpu"] = supervisor.device
-    whole["versions"] = {**whole["versions"], **_versions()}
+    whole["versions"] = {**whole["versions"], **versions()}
     return {
         "kind": "gpu-w4a16",
         "origin": whole,
@@ -316,12 +315,8 @@ def main(words: list[str] | None = None) -> int:
     if args.child:
         return child(args, cases)
     given = sys.argv[1:] if words is None else words
-    supervisor = Supervisor(args, cases, [sys.executable, str(Path(__file__).resolve()), *given])
     started = time.monotonic()
-    try:
-        supervisor.run()
-    except KeyboardInterrupt:
-        supervisor.notes.append("interrupted")
+    supervisor = run_all(args, cases, [sys.executable, str(Path(__file__).resolve()), *given])
     for note in supervisor.notes:
         print(f"note: {note}")
     if not supervisor.records:

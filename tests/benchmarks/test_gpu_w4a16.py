@@ -203,9 +203,7 @@ def supervisor(script: Any, tmp_path: Path, fault: str, how: str, *words: str) -
     child.write_text(CHILD.replace("FAULT", fault).replace("BREAK", how))
     main = script("w4a16")
     args = main.arguments(["--part", "prefill", "--shapes", "4096x4096", *words])
-    made = main.Supervisor(args, main.plan_of(args), [sys.executable, str(child)])
-    made.run()
-    return made
+    return main.run_all(args, main.plan_of(args), [sys.executable, str(child)])
 
 
 def test_an_arm_that_kills_its_process_is_left_out(script: Any, tmp_path: Path) -> None:
@@ -240,6 +238,16 @@ def test_time_that_is_up_ends_the_run(script: Any, tmp_path: Path) -> None:
     assert found.records == []
     assert found.notes[0].endswith("not run")
     assert len(found.notes) == 4
+
+
+def test_what_is_only_checked_runs_in_several_processes(script: Any, tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(CHILD.replace("FAULT", "x").replace("BREAK", "pass"))
+    main = script("w4a16")
+    args = main.arguments(["--part", "error", "--rows", "1,16", "--jobs", "5"])
+    found = main.run_all(args, main.plan_of(args), [sys.executable, str(child)])
+    assert sorted(r["id"] for r in found.records) == sorted(c.id for c in main.plan_of(args))
+    assert found.notes == []
 
 
 def test_result_file_holds_every_sample_and_its_origin(
