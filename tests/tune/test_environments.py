@@ -116,9 +116,7 @@ def test_an_environment_is_named_after_its_packages_and_interpreter(
     assert environment_folder(["a>=1", "b"]) != one
 
 
-def test_an_interrupted_making_leaves_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_making_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 

@@ -385,7 +385,7 @@ def _progress(budget_s: float) -> Iterator[Callable[[Progress], Any] | None]:
         TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[counts]}"),
         TextColumn("{task.fields[best]}", markup=False),
-        TextColumn("[dim]{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", style="dim", markup=False),
         console=Console(stderr=True),
         transient=True,
     ) as bar:
