@@ -46,7 +46,8 @@ def compile_job(job: dict[str, Any]) -> Any:
         "BN": bn, "BM": bm, "GROUPS": groups, "ASYM": asym, "HAS_BIAS": job.get("bias", True),
         "TMA_Y": tma_y, "CUT": job.get("cut", True), "STAGES": job["num_stages"], "GROUP_M": 4,
         "WORDS": layouts.words, "ROW_WORDS": layouts.row_words, "ACC": layouts.acc,
-        "Y_SHARED": layouts.x_shared, "PRODUCER_REGISTERS": hopper_gemm.PRODUCER_REGISTERS,
+        "FLAT": layouts.flat, "Y_SHARED": layouts.x_shared,
+        "PRODUCER_REGISTERS": hopper_gemm.PRODUCER_REGISTERS,
     }  # fmt: skip
     kernel = hopper_gemm._w4a16_hopper_kernel
     names = kernel.arg_names

@@ -53,9 +53,9 @@ from tilewright.layout.hopper import BLOCK, HopperW4
 from tilewright.ops.gluon_compat import block_barrier, tma_load, tma_store
 from tilewright.ops.w4a16.hopper_parts import (
     TileLayouts,
-    accumulator_of_flat,
+    accumulator_of_halves,
     dequantize,
-    flat_accumulator,
+    flat_halves,
     load_scales,
     load_words,
     load_zeros,
@@ -161,29 +161,42 @@ def _step(acc, words, s0, s1, z0, z1, x, release, ACC: gl.constexpr, DTYPE: gl.c
 
 
 @gluon.jit
-def _join_parts(acc, part_ptr, count_ptr, t, start, cut, steps, ACC: gl.constexpr):
+def _sum_parts(pointers, owner, last, t, units, steps, SIZE: gl.constexpr, FLAT: gl.constexpr):
+    """Half of a tile: what the programs owner .. last left of tile t, added in that order."""
+    total = gl.zeros((pointers.shape[0],), gl.float32, FLAT)
+    for p in range(owner, last + 1):
+        slot = 2 * p + (_start(p, units, gl.num_programs(0)) < t * steps).to(gl.int32)
+        total += gl.load(pointers + slot.to(gl.int64) * SIZE, cache_modifier=".cg")
+    return total
+
+
+@gluon.jit
+def _join_parts(
+    acc, part_ptr, count_ptr, t, start, cut, steps, ACC: gl.constexpr, FLAT: gl.constexpr
+):
     """Leave acc in the workspace. The tile's last part gets the sum of all, and True."""
     BN: gl.constexpr = acc.shape[0]
     BM: gl.constexpr = acc.shape[1]
     programs = gl.num_programs(0)
     units = cut * steps
-    flat = flat_accumulator(acc)
-    offs = gl.arange(0, BN * BM, flat.type.layout)
+    HALF: gl.constexpr = BN * BM // 2
+    offs = gl.arange(0, HALF, FLAT)
     # A program owns two slots: its first part may begin inside a tile, its last may end inside one.
     slot = 2 * gl.program_id(0) + (start < t * steps).to(gl.int32)
-    gl.store(part_ptr + slot * (BN * BM) + offs, flat)
+    mine = part_ptr + slot.to(gl.int64) * (BN * BM)
+    a, b = flat_halves(acc, FLAT)
+    gl.store(mine + offs, a)
+    gl.store(mine + HALF + offs, b)
     block_barrier()
     owner = ((t * steps + 1) * programs - 1) // units
     last = ((t + 1) * steps * programs - 1) // units
     arrived = gl.atomic_add(count_ptr + t, 1, sem="acq_rel")
     done = arrived == last - owner
     if done:
-        flat = gl.zeros_like(flat)
-        for p in range(owner, last + 1):
-            slot = 2 * p + (_start(p, units, programs) < t * steps).to(gl.int32)
-            flat += gl.load(part_ptr + slot * (BN * BM) + offs, cache_modifier=".cg")
+        a = _sum_parts(part_ptr + offs, owner, last, t, units, steps, BN * BM, FLAT)
+        b = _sum_parts(part_ptr + HALF + offs, owner, last, t, units, steps, BN * BM, FLAT)
         gl.store(count_ptr + t, 0)  # ready for the next launch
-    return accumulator_of_flat(flat, BN, BM, ACC), done
+    return accumulator_of_halves(a, b, BN, BM, ACC), done
 
 
 @gluon.jit
@@ -214,7 +227,7 @@ def _consumer(
     steps, BN: gl.constexpr, BM: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr,
     TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr,
     GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
-    DTYPE: gl.constexpr,
+    FLAT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
     step `it` frees the buffer of step it - 1, so all but the last are free from the start."""
@@ -239,7 +252,7 @@ def _consumer(
         if CUT:
             done = last - first == steps
             if not done:
-                acc, done = _join_parts(acc, part_ptr, count_ptr, t, start, cut, steps, ACC)
+                acc, done = _join_parts(acc, part_ptr, count_ptr, t, start, cut, steps, ACC, FLAT)
             if done:
                 _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
         else:
@@ -255,7 +268,7 @@ def _w4a16_hopper_kernel(
     steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
     HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
-    Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    FLAT: gl.constexpr, Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """`cut` tiles are cut in parts; `steps` are 64 of K; GROUPS of scales lie in one step."""
     DTYPE: gl.constexpr = x_desc.dtype
@@ -287,7 +300,7 @@ def _w4a16_hopper_kernel(
             (_consumer, (
                 y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m,
                 tiles_n, cut, steps, BN, BM, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES, ZERO_SLOTS,
-                GROUP_M, WORDS, ROW_WORDS, ACC, DTYPE,
+                GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE,
             )),
             (_producer, (
                 x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut,
@@ -421,6 +434,6 @@ def launch_w4a16_hopper(
         BN=bn, BM=bm, GROUPS=groups, ASYM=weight.zeros is not None, HAS_BIAS=bias is not None,
         TMA_Y=tma_y, CUT=plan.cut > 0, STAGES=tile.num_stages, GROUP_M=tile.group_m,
         WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
-        Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        FLAT=layouts.flat, Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
         num_warps=num_warps(bn),
     )  # fmt: skip

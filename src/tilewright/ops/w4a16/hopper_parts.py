@@ -32,9 +32,9 @@ from tilewright.layout.hopper import BLOCK
 
 __all__ = [
     "TileLayouts",
-    "accumulator_of_flat",
+    "accumulator_of_halves",
     "dequantize",
-    "flat_accumulator",
+    "flat_halves",
     "load_scales",
     "load_words",
     "load_zeros",
@@ -200,20 +200,25 @@ def dequantize(words, scales, zeros, ACC: gl.constexpr, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def flat_accumulator(acc):
-    """acc [BN, BM] as a vector whose order lets a warp store and load whole 16-byte pieces."""
+def flat_halves(acc, FLAT: gl.constexpr):
+    """acc [BN, BM] as two vectors (r8 = 0 and 1) that warps store and load in 16-byte pieces."""
     BN: gl.constexpr = acc.shape[0]
     BM: gl.constexpr = acc.shape[1]
     v = gl.reshape(acc, (BN // 16, 2, 8, BM // 16, 2, 4, 2))  # [warp, r8, lrow, m16, m8, lk, m1]
-    return gl.reshape(gl.permute(v, (0, 1, 3, 2, 5, 4, 6)), (BN * BM,))
+    v = gl.reshape(gl.permute(v, (0, 3, 2, 5, 4, 6, 1)), (BN * BM // 2, 2))
+    first, second = gl.split(v)
+    return (
+        gl.convert_layout(first, FLAT, assert_trivial=True),
+        gl.convert_layout(second, FLAT, assert_trivial=True),
+    )
 
 
 @gluon.jit
-def accumulator_of_flat(flat, BN: gl.constexpr, BM: gl.constexpr, ACC: gl.constexpr):
-    """What `flat_accumulator` made, as [BN, BM] again."""
-    v = gl.reshape(flat, (BN // 16, 2, BM // 16, 8, 4, 2, 2))  # [warp, r8, m16, lrow, lk, m8, m1]
-    v = gl.reshape(gl.permute(v, (0, 1, 3, 2, 5, 4, 6)), (BN, BM))
-    return gl.convert_layout(v, ACC, assert_trivial=True)
+def accumulator_of_halves(first, second, BN: gl.constexpr, BM: gl.constexpr, ACC: gl.constexpr):
+    """What `flat_halves` made, as [BN, BM] again."""
+    v = gl.reshape(gl.join(first, second), (BN // 16, BM // 16, 8, 4, 2, 2, 2))
+    v = gl.permute(v, (0, 6, 2, 1, 4, 3, 5))  # from [warp, m16, lrow, lk, m8, m1, r8]
+    return gl.convert_layout(gl.reshape(v, (BN, BM)), ACC, assert_trivial=True)
 
 
 class TileLayouts(NamedTuple):
@@ -223,6 +228,7 @@ class TileLayouts(NamedTuple):
         words: registers of the words [BN / 64, 4, 128] of a 64-wide block of K.
         row_words: registers of scale words and zero bytes [BN / 64, groups, 32].
         acc: registers of the accumulator [BN, BM].
+        flat: registers of each of `flat_halves` [BN * BM / 2].
         x_shared: of x [BM, 64] and y [BM, BN]: 16 bits, swizzled by 128 bytes.
         words_shared, zeros_shared: of words and scale words, and of zero bytes: not swizzled.
     """
@@ -230,9 +236,19 @@ class TileLayouts(NamedTuple):
     words: Any
     row_words: Any
     acc: Any
+    flat: Any
     x_shared: Any
     words_shared: Any
     zeros_shared: Any
+
+
+def _doubled(first: int, end: int) -> list[list[int]]:
+    """One-dimensional bases first, 2 first, 4 first, ... below `end`."""
+    bases = []
+    while first < end:
+        bases.append([first])
+        first *= 2
+    return bases
 
 
 def tile_layouts(block_n: int, block_m: int, num_warps: int, groups: int = 1) -> TileLayouts:
@@ -253,6 +269,8 @@ def tile_layouts(block_n: int, block_m: int, num_warps: int, groups: int = 1) ->
     def pair(row: int) -> list[int]:
         return [row // 32, 0, row % 32]
 
+    warp = 8 * block_m  # of a half accumulator, what one warp holds of 16 rows
+    half = block_n * block_m // 2
     words = gl.DistributedLinearLayout(
         [word(0, 1), word(0, 2), *(word(r, 0) for r in blocks)],
         [word(0, 4), word(0, 8), word(1, 0), word(2, 0), word(4, 0)],
@@ -272,6 +290,13 @@ def tile_layouts(block_n: int, block_m: int, num_warps: int, groups: int = 1) ->
         row_words=row_words,
         acc=gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, block_m, 16]
+        ),
+        flat=gl.DistributedLinearLayout(
+            [[1], [2], *_doubled(128, warp), *_doubled(warp * num_warps, half)],
+            [[4], [8], [16], [32], [64]],
+            _doubled(warp, warp * num_warps),
+            [],
+            [half],
         ),
         x_shared=gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2),
         words_shared=gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3),
