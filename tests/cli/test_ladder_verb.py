@@ -146,6 +146,29 @@ def test_a_wrong_rung_of_an_own_op_is_shown_and_gives_3(tmp_path: Path) -> None:
     assert row["blocks"][0]["state"] is not None
 
 
+def test_an_op_of_the_command_line_takes_the_place_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's own spec is wrong, the one that is named is right: a kernel and its next draft."""
+    spoiled(tmp_path)
+    here = tmp_path / "here"
+    here.mkdir()
+    write_spec(here, name="draft.py")
+    monkeypatch.chdir(here)
+    path = ladder(tmp_path, OWN)
+    result = invoke(str(path), "--spec", "draft.py:SPEC", "-o", "json", "--no-leave-one-out")
+    assert result.exit_code in (0, 4, 5, 6), result.output
+    rungs = json.loads(result.stdout)["ladder"]["rungs"]
+    assert [rung["status"] for rung in rungs] == ["right", "right"]
+    assert [rung["details"]["tiles"] for rung in rungs] == [
+        ["rows(block=64)"] * 2, ["rows(block=16)"] * 2
+    ]  # fmt: skip
+    without = "\n".join(line for line in OWN.splitlines() if not line.startswith("spec"))
+    (tmp_path / "ladder.toml").write_text(without)
+    again = invoke(str(path), "--spec", f"{tmp_path / 'spec.py'}:SPEC", "--no-leave-one-out")
+    assert again.exit_code == 3, again.output
+
+
 def found(exit_code: int, interrupted: bool = False) -> Any:
     """A finished ladder that says no more than its exit code."""
     from tilewright.tune.ladder_file import ChangeSet
@@ -187,6 +210,8 @@ def test_exit_codes_are_those_of_the_result(
         ('model = "nosuch.gguf"\n' + MODEL, [], 2, "'nosuch.gguf' does not exist"),
         (MODEL.replace("pp16", "pq16"), ["."], 1, "the ladder's test is 'pq16'"),
         (OWN, ["."], 2, "is about products, and takes no MODEL"),
+        (MODEL, ["--spec", "spec.py:SPEC"], 2, "--spec is about products, and ladder.toml has"),
+        (OWN, ["--spec", "nowhere.py:SPEC"], 1, "there is no file nowhere.py"),
         (OWN.replace('type = "rows"', 'type = "Q4_1"'), [], 1, "rowsoftmax has rows"),
         (OWN.replace("block=64", "block=8"), [], 1, "arm blocks of 64: tile rows(block=8)"),
         (OWN.replace('name = "plain"', 'name = "plain"\nrev = "v9"'), [], 1, "no git repository"),

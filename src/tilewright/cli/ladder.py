@@ -31,10 +31,13 @@ if TYPE_CHECKING:
         "tilewright ladder benchmarks/ladders/cpu-smollm2.toml",
         "tilewright ladder my.toml model.gguf --blocks 30 -o md > ladder.md",
         "tilewright ladder my.toml --no-leave-one-out -o json > ladder.json",
+        "tilewright ladder tiles.toml --spec my_kernel.py:SPEC",
     ),
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("model", type=ModelPath(hub=True), metavar="[MODEL]", required=False)
+@click.option("--spec", help="Your own op, file.py:NAME, instead of the spec that FILE names for "
+                              "its products.")  # fmt: skip
 @click.option("--blocks", type=int, help="Paired blocks, >= 6.  [default: the file's, or 20]")
 @click.option("--leave-one-out/--no-leave-one-out", default=True, show_default=True,
               help="Also take each change out of the finished stack.")  # fmt: skip
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 def ladder_command(
     file: Path,
     model: Path | str | None,
+    spec: str | None,
     blocks: int | None,
     leave_one_out: bool,
     new_tokens: int,
@@ -88,7 +92,7 @@ def ladder_command(
     record = provenance(["tilewright", *sys.argv[1:]], threads=used)
     with ExitStack() as arms:
         revisions = _revisions(arms, ladder, repo)
-        bench, subject = _bench(ladder, file, model, revisions, used, seed, new_tokens)
+        bench, subject = _bench(ladder, file, model, spec, revisions, used, seed, new_tokens)
         sets = len(ladder.rungs)
         left = sets - 1 if leave_one_out else 0
         tests = len(bench.tests())
@@ -132,6 +136,7 @@ def _bench(
     ladder: Ladder,
     file: Path,
     model: Path | str | None,
+    spec_text: str | None,
     revisions: dict[str, Revision],
     threads: int,
     seed: int,
@@ -146,10 +151,15 @@ def _bench(
             raise click.UsageError(f"{file.name} is about products, and takes no MODEL")
         from tilewright.ops import catalog
 
-        text = spec_text_of(ladder.spec or "mmq", file.parent)
+        if spec_text is None:
+            text = spec_text_of(ladder.spec or "mmq", file.parent)
+        else:
+            text = spec_text_of(spec_text, Path.cwd())
         spec = catalog.load_spec(text)
         bench = ProductBench(spec, text, ladder, revisions=revisions, threads=threads, seed=seed)
         return bench, spec.name
+    if spec_text is not None:
+        raise click.UsageError(f"--spec is about products, and {file.name} has none")
     if model is None:
         if ladder.model is None:
             raise click.UsageError(f"{file.name} names no model; give it as MODEL")
