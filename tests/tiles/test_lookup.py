@@ -296,6 +296,14 @@ def test_units_left_out_are_those_of_this_machine(folders: dict[str, Path]) -> N
     assert local_device("gfx9999") is None
 
 
+def test_rows_of_a_table_of_other_archs_are_not_read(folders: dict[str, Path]) -> None:
+    path = t.put(folders["shipped"], file="other.json")
+    path.write_text(path.read_text().replace(f'"{t.ARCH}"', '"other"').replace("120.5", "-1"))
+    assert look().how == "default"
+    with pytest.raises(TileError, match="median_us is -1"):
+        look(t.problem(arch="other"))
+
+
 def test_leftovers_of_a_killed_writer_are_not_read(folders: dict[str, Path]) -> None:
     (folders["user"] / f".{t.ARCH}.json.0a1b2c3d.tmp").write_text("{")
     (folders["user"] / f".{t.ARCH}.json").write_text("{")

@@ -18,6 +18,7 @@ files are used if their header names the arch.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 import os
@@ -217,6 +218,7 @@ def forget() -> None:
     _CHOICES.clear()
     _TOLD.clear()
     _load.cache_clear()
+    _may_hold.cache_clear()
 
 
 def user_folder() -> Path:
@@ -281,6 +283,18 @@ def _load(path: Path) -> TileTable:
     return load_table(path)
 
 
+@functools.cache
+def _may_hold(path: Path, arch: str) -> bool:
+    """Whether a table may be of this arch, by its name or its head: rows are read only then."""
+    if path.stem == arch:
+        return True
+    try:
+        head, rows, _ = path.read_text(encoding="utf-8").partition('"rows"')
+    except (OSError, UnicodeDecodeError):
+        return True  # reading it as a table says what is wrong
+    return not rows or json.dumps(arch) in head
+
+
 def _look(
     problem: Problem,
     space: Space,
@@ -334,6 +348,8 @@ def _usable(
         _add(notes, f"{FOLDER_VARIABLE} names {user_folder()}, which is no folder")
     now: Running | None = None
     for file in table_files(problem.arch):
+        if not _may_hold(file, problem.arch):
+            continue
         table = _load(file)
         header = table.header
         rows = [(n, row) for n, row in enumerate(table.rows, 1) if _kind(row.problem) ==
