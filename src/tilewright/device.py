@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INTERPRETER", "Device", "arch_of", "cpu_device", "device_type"]
+__all__ = ["INTERPRETER", "Device", "arch_of", "cpu_device", "kind_of"]
 
 INTERPRETER = "interpreter"
 """Arch of Triton's interpreter, which runs kernels for GPUs on the CPU, one after the other."""
@@ -97,6 +97,8 @@ def _gpu_arch(index: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-def device_type(arch: str) -> str:
-    """What torch calls devices of this arch: "cpu", also for the interpreter, or "cuda"."""
-    return "cpu" if arch.startswith("cpu") or arch == INTERPRETER else "cuda"
+def kind_of(arch: str) -> str:
+    """The kind of device that an arch is: "cpu", "interpreter", or "cuda" for any GPU."""
+    if arch == INTERPRETER:
+        return INTERPRETER
+    return "cpu" if arch.startswith("cpu") else "cuda"

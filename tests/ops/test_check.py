@@ -252,3 +252,21 @@ def test_int8_path_sees_coarser_blocks_of_activations(block, passes):
     y = quantize_rows(x.astype(np.float32), block).astype(np.float64) @ w.T
     result = check_output(torch.from_numpy(y).float(), x @ w.T, model)
     assert result.passed == passes, result.reason
+
+
+def test_some_columns_are_judged_and_all_must_be_finite():
+    rng = np.random.default_rng(3)
+    want = rng.standard_normal((5, 64))
+    columns = np.array([0, 1, 40, 41, 63])
+    model = ErrorModel(np.full((5, 5), 1e-6), torch.float32, columns=columns, of=64)
+    y = torch.from_numpy(want).float()
+
+    assert check_output(y, want[:, columns], model).passed
+    y[2, 41] += 1.0
+    found = check_output(y, want[:, columns], model)
+    assert found.worst_index == (2, 41)
+    assert "element [2, 41]" in found.reason
+    y[2, 41] -= 1.0
+    y[3, 7] = float("nan")  # a column that is not judged
+    assert "[3, 7]" in check_output(y, want[:, columns], model).reason
+    assert "shape" in check_output(y[:, :63], want[:, columns], model).reason

@@ -105,7 +105,7 @@ def test_a_table_cannot_bring_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     planted = space_of("mmq").planted[0]
     wanted = problem(planted.cases[0]).bucketed()
-    code = running("mmq")
+    code = running("mmq", wanted.arch)
     units = torch.get_num_threads()
     header = TableHeader(
         arch=wanted.arch, valid_for=(wanted.arch,), units=units, device="a CPU",

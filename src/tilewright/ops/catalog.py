@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
+from tilewright.device import kind_of
 from tilewright.errors import UnsupportedError
 from tilewright.ops.contract import OpSpec
 
-__all__ = ["SPECS", "find_spec", "load_spec"]
+__all__ = ["SPECS", "find_spec", "load_spec", "spec_for"]
 
 _HOMES = {
     "w4a16": "tilewright.ops.w4a16.spec",
@@ -45,15 +46,39 @@ def find_spec(name: str) -> OpSpec:
     return SPECS[name]
 
 
+def spec_for(name: str, arch: str) -> OpSpec:
+    """The op of this name on devices of an arch.
+
+    Raises:
+        UnsupportedError: there is no such op, or it has no kernels for such a device.
+    """
+    spec, kind = find_spec(name), kind_of(arch)
+    if kind != "cpu" and kind not in spec.devices:
+        raise UnsupportedError(
+            f"op {name} has no kernels for {arch}; it runs on {', '.join(['cpu', *spec.devices])}"
+        )
+    return spec.on(kind)
+
+
 def load_spec(text: str) -> OpSpec:
-    """An op of the catalog by name, or a user's: "path/to/file.py:NAME", "package.module:NAME", or
-    the name of an entry point of the group `tilewright.ops`.
+    """An op of the catalog by name, "w4a16" or, on another kind of device, "w4a16@cuda"; or a
+    user's: "path/to/file.py:NAME", "package.module:NAME", or the name of an entry point of the
+    group `tilewright.ops`.
 
     Raises:
         UnsupportedError, GateError: as `tilewright.ops.user_spec.load_user_spec`.
     """
-    if text in SPECS:
-        return SPECS[text]
+    name, _, kind = text.partition("@")
+    if name in SPECS:
+        spec = SPECS[name]
+        if kind in ("", "cpu"):
+            return spec
+        if kind not in spec.devices:
+            raise UnsupportedError(
+                f"op {name} has no kernels for {kind!r}; it runs on "
+                f"{', '.join(['cpu', *spec.devices])}"
+            )
+        return spec.on(kind)
     from tilewright.ops.user_spec import load_user_spec
 
     return load_user_spec(text)

@@ -130,12 +130,18 @@ class ErrorModel:
         out_dtype: dtype of the result.
         columns_independent: errors of one row's elements are independent; False on the int8 path.
         safety: standard deviations that are allowed.
+        columns: int64 [n], ascending: the columns of the result that the oracle computed, and
+            `sigma` with it, where all of them would take too long; None for all. The result as a
+            whole is still held to its shape, and to be finite.
+        of: columns of the whole result, where `columns` is given.
     """
 
     sigma: F64
     out_dtype: torch.dtype
     columns_independent: bool = True
     safety: float = SAFETY
+    columns: npt.NDArray[np.int64] | None = None
+    of: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,7 +234,7 @@ def check_output(y: torch.Tensor, ref: npt.ArrayLike, model: ErrorModel) -> Chec
 
     Args:
         y: the result, any device, [..., N].
-        ref: float64, the oracle's result, same shape.
+        ref: float64, the oracle's result: of y's shape, or of the columns that `model` names.
         model: the error model of these operands.
 
     Returns:
@@ -240,26 +246,31 @@ def check_output(y: torch.Tensor, ref: npt.ArrayLike, model: ErrorModel) -> Chec
     """
     want = np.asarray(ref, dtype=np.float64)
     _require_representable(want, model)
-    if tuple(y.shape) != want.shape:
-        return _rejected(f"shape is {list(y.shape)}, it must be {list(want.shape)}")
+    shape = want.shape if model.columns is None else (*want.shape[:-1], model.of)
+    if tuple(y.shape) != shape:
+        return _rejected(f"shape is {list(y.shape)}, it must be {list(shape)}")
     if y.dtype != model.out_dtype:
         return _rejected(f"dtype is {y.dtype}, it must be {model.out_dtype}")
     if want.size == 0:
         return CheckResult(True, 0.0, 0.0, 0.0, None, None, "")
-    got = y.detach().to("cpu", torch.float64).numpy()
-    columns = want.shape[-1] if want.ndim else 1
-    got, want = got.reshape(-1, columns), want.reshape(-1, columns)
-    sigma = np.broadcast_to(model.sigma, np.shape(ref)).reshape(want.shape)
-    bad = np.argwhere(~np.isfinite(got))
-    if len(bad):
-        m, n = (int(i) for i in bad[0])
+    flat = y.detach().reshape(-1, shape[-1] if shape else 1)
+    wrong = ~torch.isfinite(flat)
+    count = int(wrong.sum())
+    if count:
+        m, n = (int(i) for i in wrong.nonzero()[0])
         return _rejected(
-            f"{len(bad)} of {got.size} outputs are NaN or Inf, the first at [{m}, {n}]", (m, n)
+            f"{count} of {flat.numel()} outputs are NaN or Inf, the first at [{m}, {n}]", (m, n)
         )
+    if model.columns is not None:
+        flat = flat[:, torch.from_numpy(model.columns).to(flat.device)]
+    got = flat.to("cpu", torch.float64).numpy()
+    want = want.reshape(got.shape)
+    sigma = np.broadcast_to(model.sigma, np.shape(ref)).reshape(want.shape)
     return _judge(got, want, sigma, model)
 
 
 def _judge(got: F64, want: F64, sigma: F64, model: ErrorModel) -> CheckResult:
+    numbers = np.arange(want.shape[1]) if model.columns is None else model.columns
     error = got - want
     noise = model.safety * sigma
     half_ulp = _half_ulp(np.abs(want) + noise, model.out_dtype)
@@ -270,8 +281,9 @@ def _judge(got: F64, want: F64, sigma: F64, model: ErrorModel) -> CheckResult:
     findings = [
         (
             float(ratios[m, n]),
-            f"element [{m}, {n}] is {got[m, n]:.8g}, the oracle says {want[m, n]:.8g}: the error "
-            f"{abs(error[m, n]):.2e} is {ratios[m, n]:.3g} times its limit {limit[m, n]:.2e}",
+            f"element [{m}, {numbers[n]}] is {got[m, n]:.8g}, the oracle says "
+            f"{want[m, n]:.8g}: the error {abs(error[m, n]):.2e} is {ratios[m, n]:.3g} times its "
+            f"limit {limit[m, n]:.2e}",
         )
     ]
 
@@ -284,7 +296,7 @@ def _judge(got: F64, want: F64, sigma: F64, model: ErrorModel) -> CheckResult:
     findings.append(
         (
             float(by_column[column]) / column_limit,
-            f"column {column}: the mean square error over its {rows} rows is "
+            f"column {numbers[column]}: the mean square error over its {rows} rows is "
             f"{by_column[column]:.3g} times the expected one, the limit is {column_limit:.3g}",
         )
     )
@@ -292,7 +304,7 @@ def _judge(got: F64, want: F64, sigma: F64, model: ErrorModel) -> CheckResult:
     by_block, block_limit = _blocks(z2, model)
     block_ratios = by_block / block_limit
     i, j = np.unravel_index(int(np.argmax(block_ratios)), block_ratios.shape)
-    block = (int(i) * _BLOCK, int(j) * _BLOCK)
+    block = (int(i) * _BLOCK, int(numbers[j * _BLOCK]))
     findings.append(
         (
             float(block_ratios[i, j]),
@@ -321,7 +333,7 @@ def _judge(got: F64, want: F64, sigma: F64, model: ErrorModel) -> CheckResult:
         nmse=float(nmse),
         nmse_limit=float(nmse_limit),
         worst_ratio=max(ratio for ratio, _ in findings),
-        worst_index=(m, n),
+        worst_index=(m, int(numbers[n])),
         worst_block=block,
         reason="; ".join(wrong),
     )

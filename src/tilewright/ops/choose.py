@@ -6,7 +6,7 @@ import functools
 import hashlib
 from importlib import metadata
 
-from tilewright.ops.catalog import SPECS, find_spec
+from tilewright.ops.catalog import SPECS, spec_for
 from tilewright.ops.contract import OpSpec
 from tilewright.ops.kernel_files import kernel_files, named_sources
 from tilewright.tiles.table import Choice, Running, Space, lookup
@@ -31,17 +31,18 @@ def choose_tile(problem: Problem, space: Space, *, units: int | None = None) -> 
     Raises:
         TileError: as `lookup`.
     """
-    return lookup(problem, space, units=units, running=functools.partial(running, problem.op))
+    now = functools.partial(running, problem.op, problem.arch)
+    return lookup(problem, space, units=units, running=now)
 
 
 @functools.cache
-def running(op: str) -> Running:
-    """What identifies the kernels of an op of the catalog.
+def running(op: str, arch: str) -> Running:
+    """What identifies the kernels of an op of the catalog on an arch.
 
     Raises:
         UnsupportedError: there is no such op.
     """
-    return running_of(find_spec(op))
+    return running_of(spec_for(op, arch))
 
 
 def running_of(spec: OpSpec) -> Running:
@@ -57,7 +58,7 @@ def running_of(spec: OpSpec) -> Running:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode())
         digest.update(content)
-    return Running(compiler(), digest.hexdigest(), spec.version)
+    return Running(compiler(), digest.hexdigest(), spec.version, spec.uses)
 
 
 @functools.cache

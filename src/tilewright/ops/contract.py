@@ -35,7 +35,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tilewright.errors import UnsupportedError
 from tilewright.ops.check import ErrorModel
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem
@@ -201,8 +200,10 @@ class OpSpec:
         deterministic: two runs with one tile and thread count agree bit for bit.
         sources: modules and packages that the kernels are made of, "tilewright.ops.w4a16": a table
             row is stale when one of their files has changed. Empty for the file of `run` alone.
-        devices: () -> the same op on another kind of device, by torch's name of it ("cuda"): its
-            operands, tiles and sources, with this op's name, oracle and meaning.
+        uses: per algorithm of the space, the installed packages that its results depend on, as
+            `tilewright.tiles.table.Running` keeps them; empty for all.
+        devices: () -> the same op on another kind of device ("cuda", "interpreter"): its operands,
+            tiles and sources, with this op's name, oracle and meaning.
     """
 
     name: str
@@ -220,6 +221,7 @@ class OpSpec:
     space: Callable[[], TileSpace] | None = None
     deterministic: bool = True
     sources: tuple[str, ...] = ()
+    uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     devices: Mapping[str, Callable[[], OpSpec]] = field(default_factory=dict)
     _by_id: dict[str, Case] = field(init=False, repr=False)
 
@@ -239,22 +241,11 @@ class OpSpec:
             raise KeyError(f"op {self.name!r} has no case {case_id!r}")
         return self._by_id[case_id]
 
-    def on(self, device: str) -> OpSpec:
-        """This op on a kind of device, "cpu" or "cuda"; itself where it has none of its own.
-
-        An op of the catalog runs on the CPU, and elsewhere as `devices` says. One of a user makes
-        operands for whatever device it runs on.
-
-        Raises:
-            UnsupportedError: an op with kernels for some devices has none for this.
+    def on(self, kind: str) -> OpSpec:
+        """This op on a kind of device, as `tilewright.device.kind_of` names it: "cpu", "cuda",
+        "interpreter"; itself where it has no operands of its own for that kind.
         """
-        if device in self.devices:
-            return self.devices[device]()
-        if self.devices and device != "cpu":
-            raise UnsupportedError(
-                f"op {self.name} runs on cpu, {', '.join(self.devices)}; the device is {device!r}"
-            )
-        return self
+        return self.devices[kind]() if kind in self.devices else self
 
     def with_run(self, run: Callable[..., torch.Tensor]) -> OpSpec:
         """The same op computed by another function: a kernel under development, a test's own."""

@@ -48,8 +48,9 @@ from triton.experimental.gluon import language as gl
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.cross import Compiled, cross_compile, target_arch
+from tilewright.ops.gluon_compat import block_barrier
 from tilewright.ops.w4a16.amd_layouts import layouts_of, words_layout
-from tilewright.ops.w4a16.amd_parts import weights
+from tilewright.ops.w4a16.amd_parts import issued, weights
 from tilewright.ops.w4a16.amd_space import amd_family
 from tilewright.tiles.tile import Problem, Tile
 
@@ -196,7 +197,7 @@ def _w4a16_amd_kernel(
             left = x
         else:
             shared.store(x)
-            left = shared.load(LEFT)
+            block_barrier()
         words = q
         scale_now = scale
         zero_now = zero
@@ -208,6 +209,9 @@ def _w4a16_amd_kernel(
             scale, zero = _load_group(
                 ahead, s_ptr, s_offs, stride_sg, z_ptr, z_offs, stride_zg, GROUP, ZEROS, FAULT
             )
+            words = issued(words)
+        if not DIRECT:
+            left = shared.load(LEFT)
         if ZEROS == "packed":
             zero_now = (zero_now >> z_bit) & 15
         w = weights(words, zero_now, scale_now, dtype, SCALED, UNIT == "mfma", RIGHT)

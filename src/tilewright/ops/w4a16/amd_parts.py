@@ -26,7 +26,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["weights"]
+__all__ = ["issued", "weights"]
 
 _PAIRS = (
     "v_lshrrev_b32 $2, 8, $4",
@@ -62,6 +62,13 @@ _ASM_HIGH: gl.constexpr = _block(
 _IO_PAIRS: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v")
 _IO_CODES: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v,s,v,v")
 _IO_SCALED: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v,s,v,v,v")
+
+
+@gluon.jit
+def issued(q):
+    """q, after every load that precedes: the compiler would move loads ahead to where they are
+    first needed, one step later, to have their registers until then."""
+    return gl.inline_asm_elementwise("", "=v,0", [q], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -32,7 +32,7 @@ class AmdFamily:
 
     def k_width(self, block_k: int) -> int:
         """Consecutive k of a thread: as many as make a load of 16 bytes, where Triton allows it."""
-        return 16 if self.instruction != "mfma" else min(32, block_k // self.k_lanes)
+        return {"wmma1": 16, "wmma2": 8}.get(self.instruction, min(32, block_k // self.k_lanes))
 
 
 _GFX11 = AmdFamily("wmma1", 1, 32, 1, 256)

@@ -18,6 +18,7 @@ Fields of a tile ("hopper")
     block_n     64 (4 warps multiply), 128 or 256 (8 warps): rows of the weight
     block_m     16 to 256, a power of two: rows of x; at most 32768 / block_n
     num_stages  steps in flight; `smem_hopper` says what they take
+    ctas        programs that a multiprocessor runs at once, sharing its registers
     group_m     rows of tiles that are walked column by column, to share x and w in the cache
     split_k     1: whole tiles only. 2 and more: each tile's K in so many parts. 0: as many tiles
                 as fill every multiprocessor evenly are cut, each program taking an equal stretch
@@ -115,7 +116,7 @@ def _item(i, start, end, parts, cut, steps):
 def _producer(
     x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps,
     steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
-    STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr,
+    STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """One warp: the loads of every step, as buffers become free."""
     BYTES: gl.constexpr = BM * 128 + BN * 32 + BN * 2 * GROUPS + ASYM * BN * GROUPS // 2
@@ -137,27 +138,35 @@ def _producer(
                 tma_load(z_desc, [block, g, 0], bar, zs.index(stage * ZERO_SLOTS))
             tma_load(x_desc, [pid_m * BM, k * 64], bar, xs.index(stage))
             it += 1
+    if AHEAD:
+        mbarrier.wait(empty.index(it % STAGES), (it // STAGES) & 1)
+        mbarrier.arrive(full.index(it % STAGES), count=1)
 
 
 @gluon.jit
-def _step(acc, words, s0, s1, z0, z1, x, release, ACC: gl.constexpr, DTYPE: gl.constexpr):
-    """64 of K. Four products a step exceed the two in flight, so that no register of a pending
-    product is written again, not even by the next step. `release` is the buffer of the step before,
-    whose products are all done once two of this step's are."""
-    q0, q1, q2, q3 = split_steps(words)
-    w = dequantize(q0, s0, z0, ACC, DTYPE)
-    acc = warpgroup_mma(w, x.slice(0, 16, dim=1).permute((1, 0)), acc, is_async=True)
+def _half_step(acc, q0, q1, s, z, x, AT: gl.constexpr, ACC: gl.constexpr, DTYPE: gl.constexpr):
+    """32 of K. Four products a step exceed the two in flight, so that no register of a pending
+    product is written again, not even by the next step."""
+    w = dequantize(q0, s, z, ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(AT, 16, dim=1).permute((1, 0)), acc, is_async=True)
     acc = warpgroup_mma_wait(2, [acc])
-    w = dequantize(q1, s0, z0, ACC, DTYPE)
-    acc = warpgroup_mma(w, x.slice(16, 16, dim=1).permute((1, 0)), acc, is_async=True)
-    acc = warpgroup_mma_wait(2, [acc])
-    mbarrier.arrive(release, count=1)
-    w = dequantize(q2, s1, z1, ACC, DTYPE)
-    acc = warpgroup_mma(w, x.slice(32, 16, dim=1).permute((1, 0)), acc, is_async=True)
-    acc = warpgroup_mma_wait(2, [acc])
-    w = dequantize(q3, s1, z1, ACC, DTYPE)
-    acc = warpgroup_mma(w, x.slice(48, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    w = dequantize(q1, s, z, ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(AT + 16, 16, dim=1).permute((1, 0)), acc, is_async=True)
     return warpgroup_mma_wait(2, [acc])
+
+
+@gluon.jit
+def _fetch(
+    it, ws, ss, zs, full, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, WORDS: gl.constexpr,
+    ROW_WORDS: gl.constexpr, DTYPE: gl.constexpr, ASYM: gl.constexpr,
+):  # fmt: skip
+    """A step's words, scales and zero points in registers, once its loads have arrived."""
+    stage = it % STAGES
+    mbarrier.wait(full.index(stage), (it // STAGES) & 1)
+    words = load_words(ws.index(stage), WORDS)
+    s0, s1 = load_scales(ss.index(stage), ROW_WORDS)
+    z0, z1 = load_zeros(zs.index(stage * ZERO_SLOTS), s0[0], ROW_WORDS, DTYPE, ASYM)
+    return words, s0, s1, z0, z1
 
 
 @gluon.jit
@@ -227,7 +236,7 @@ def _consumer(
     steps, BN: gl.constexpr, BM: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr,
     TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr,
     GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
-    FLAT: gl.constexpr, DTYPE: gl.constexpr,
+    FLAT: gl.constexpr, DTYPE: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
     step `it` frees the buffer of step it - 1, so all but the last are free from the start."""
@@ -235,19 +244,33 @@ def _consumer(
         mbarrier.arrive(empty.index(i), count=1)
     start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
     it = 0
+    if AHEAD:
+        words, s0, s1, z0, z1 = _fetch(
+            it, ws, ss, zs, full, STAGES, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
+        )
     for i in range(parts + whole):
         t, first, last = _item(i, start, end, parts, cut, steps)
         pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
         acc = gl.zeros((BN, BM), gl.float32, ACC)
         for _k in range(first, last):
             stage = it % STAGES
-            mbarrier.wait(full.index(stage), (it // STAGES) & 1)
-            words = load_words(ws.index(stage), WORDS)
-            s0, s1 = load_scales(ss.index(stage), ROW_WORDS)
-            z0, z1 = load_zeros(zs.index(stage * ZERO_SLOTS), s0[0], ROW_WORDS, DTYPE, ASYM)
-            release = empty.index((it + STAGES - 1) % STAGES)
-            acc = _step(acc, words, s0, s1, z0, z1, xs.index(stage), release, ACC, DTYPE)
+            x = xs.index(stage)
+            if not AHEAD:
+                words, s0, s1, z0, z1 = _fetch(
+                    it, ws, ss, zs, full, STAGES, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
+                )
+            q0, q1, q2, q3 = split_steps(words)
+            acc = _half_step(acc, q0, q1, s0, z0, x, 0, ACC, DTYPE)
+            # Products of the step before are done: all but two, which are of this step.
+            mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1)
             it += 1
+            s = s1
+            z = z1
+            if AHEAD:
+                words, s0, s1, z0, z1 = _fetch(
+                    it, ws, ss, zs, full, STAGES, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
+                )
+            acc = _half_step(acc, q2, q3, s, z, x, 32, ACC, DTYPE)
         acc = warpgroup_mma_wait(0, [acc])
         if CUT:
             done = last - first == steps
@@ -268,7 +291,7 @@ def _w4a16_hopper_kernel(
     steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
     HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
-    FLAT: gl.constexpr, Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    FLAT: gl.constexpr, Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """`cut` tiles are cut in parts; `steps` are 64 of K; GROUPS of scales lie in one step."""
     DTYPE: gl.constexpr = x_desc.dtype
@@ -300,11 +323,11 @@ def _w4a16_hopper_kernel(
             (_consumer, (
                 y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m,
                 tiles_n, cut, steps, BN, BM, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES, ZERO_SLOTS,
-                GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE,
+                GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE, AHEAD,
             )),
             (_producer, (
                 x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut,
-                steps, steps_per_group, BN, BM, GROUPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M,
+                steps, steps_per_group, BN, BM, GROUPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M, AHEAD,
             )),
         ],
         [1],
@@ -320,6 +343,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(tile: Tile, M: int, N: int, K: int, units: int) -> _Plan:
+    units = units * tile.ctas
     tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
     steps = -(-K // BLOCK)
     if tile.split_k == 1 or steps == 1:
@@ -368,6 +392,14 @@ def _layouts(block_n: int, block_m: int, groups: int) -> TileLayouts:
 def num_warps(block_n: int) -> int:
     """Warps that multiply: one warpgroup for each 64 rows of the weight, two at most."""
     return 4 if block_n == BLOCK else 8
+
+
+def registers(tile: Tile) -> int | None:
+    """Registers of a thread, on average, that let `ctas` programs run on a multiprocessor."""
+    if tile.ctas == 1:
+        return None
+    threads = 32 * (num_warps(tile.block_n) + 4)  # the producer takes a whole warpgroup's place
+    return 65536 // (tile.ctas * threads) // 8 * 8
 
 
 def _weight_descriptors(
@@ -434,6 +466,6 @@ def launch_w4a16_hopper(
         BN=bn, BM=bm, GROUPS=groups, ASYM=weight.zeros is not None, HAS_BIAS=bias is not None,
         TMA_Y=tma_y, CUT=plan.cut > 0, STAGES=tile.num_stages, GROUP_M=tile.group_m,
         WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
-        FLAT=layouts.flat, Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
-        num_warps=num_warps(bn),
+        FLAT=layouts.flat, Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS, AHEAD=tile.ahead,
+        num_warps=num_warps(bn), maxnreg=registers(tile),
     )  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tilewright.device import INTERPRETER
 from tilewright.formats.w4 import W4Codes
 from tilewright.ops.cases import Shape, edge_scales, grid_cases, ordered, special_cases
 from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
@@ -30,7 +31,7 @@ from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
 from tilewright.tiles.tile import Problem
 
-__all__ = ["SPEC"]
+__all__ = ["SPEC", "draw_inputs"]
 
 F64 = npt.NDArray[np.float64]
 
@@ -80,17 +81,27 @@ def _group(case: Case) -> int:
     return case.K if case.group == -1 else case.group
 
 
-def _make_inputs(case: Case, seed: int) -> Inputs:
+def draw_inputs(case: Case, seed: int) -> Inputs:
+    """The operands of a case on the CPU, the weight as codes only: nothing is packed.
+
+    Raises:
+        ValueError: the case is none of this op.
+    """
     if case.weight_type not in WEIGHT_TYPES:
         raise ValueError(f"weight_type is {case.weight_type!r}; w4a16 has {WEIGHT_TYPES}")
     if case.group == 0 or case.K % _group(case):
         raise ValueError(f"group is {case.group}; it must divide K = {case.K}, or be -1")
-    codes, packed = _draw_weight(case.weight_key, seed)
-    return Inputs(case, draw_activations(case, seed), codes, packed, draw_bias(case, seed))
+    codes = _draw_codes(case.weight_key, seed)
+    return Inputs(case, draw_activations(case, seed), codes, None, draw_bias(case, seed))
+
+
+def _make_inputs(case: Case, seed: int) -> Inputs:
+    inputs = draw_inputs(case, seed)
+    return replace(inputs, weight=_packed(inputs.source))
 
 
 @functools.lru_cache(maxsize=1)
-def _draw_weight(key: tuple[Any, ...], seed: int) -> tuple[W4Codes, Any]:
+def _draw_codes(key: tuple[Any, ...], seed: int) -> W4Codes:
     _, weight_type, act_dtype, n, k, group, flags = key
     rng = rng_for(seed, *key)
     g = k if group == -1 else group
@@ -107,8 +118,12 @@ def _draw_weight(key: tuple[Any, ...], seed: int) -> tuple[W4Codes, Any]:
     scale_dtype = torch.bfloat16 if act_dtype == "bfloat16" else torch.float16
     stored = torch.from_numpy(scales).to(scale_dtype).float().numpy()
     perm = rng.permutation(k).astype(np.int64) if "act_order" in flags else None
-    weight = W4Codes(codes, stored, zeros, g, perm, scale_dtype)
-    return weight, _pack(weight)
+    return W4Codes(codes, stored, zeros, g, perm, scale_dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def _packed(codes: W4Codes) -> Any:
+    return _pack(codes)
 
 
 def _pack(codes: W4Codes) -> Any:
@@ -215,6 +230,18 @@ def _swapped_zero(inputs: Inputs) -> Inputs | None:
     return _corrupted(inputs, zeros=zeros)
 
 
+def _on_gpu() -> OpSpec:
+    from tilewright.ops.w4a16.gpu_spec import gpu_spec
+
+    return gpu_spec()
+
+
+def _interpreted() -> OpSpec:
+    from tilewright.ops.w4a16.gpu_spec import gpu_spec
+
+    return gpu_spec(INTERPRETER, "cpu")
+
+
 SPEC = OpSpec(
     name="w4a16",
     title="W4A16",
@@ -233,4 +260,5 @@ SPEC = OpSpec(
         "swapped zero point": _swapped_zero,
     },
     space=_space,
+    devices={"cuda": _on_gpu, "interpreter": _interpreted},
 )

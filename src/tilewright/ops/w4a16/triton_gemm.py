@@ -4,21 +4,27 @@
 
     y[m, n] = sum_k x[m, k] * s[n, k // G] * (q[n, k] - z[n, k // G]) + bias[n]
 
-One program computes BLOCK_M x BLOCK_N of y. A step of its K loop loads x [BLOCK_M, BLOCK_K] and
-the words of w [BLOCK_K / 8, BLOCK_N], unpacks and dequantizes them in registers, and multiplies::
+One program computes BLOCK_M x BLOCK_N of y. A step of its K loop loads x and the words of w, makes
+weights of them in registers (`triton_parts`), and multiplies, in one of two orders::
 
-    words [BLOCK_K / 8, BLOCK_N]  --dequantize-->  w [BLOCK_K, BLOCK_N]  --dot-->  acc [M, N] fp32
+    "xw"   x [BLOCK_M, BLOCK_K] . w [BLOCK_K, BLOCK_N]      acc [BLOCK_M, BLOCK_N] fp32
+    "wx"   w [BLOCK_N, BLOCK_K] . x^T [BLOCK_K, BLOCK_M]    acc [BLOCK_N, BLOCK_M] fp32
+
+On Hopper the left operand of a dot may come from registers: "wx" with words of the order "k32"
+takes weights there without a trip through shared memory. Elsewhere an operand goes through it.
 
 Words, scales and zero points lie as `tilewright.layout.triton` draws them; every operand has its
 own strides. A step reads one scale a column, so BLOCK_K divides the group, unless one group is all
 of K. Sums are float32, the bias is added to them, and the result is rounded once. Weights are
 rounded once too, to the dtype of x: (q - z) is exact in any of them.
 
+Rows past M and N repeat the last row, and are not stored: no load needs a mask for them. Columns
+past K are masked where BLOCK_K does not divide K (EVEN_K).
+
 DEQUANT
     "scalar"  shift and mask each code, convert, (q - z) * s in float32, round to the dtype of x.
-    "packed"  two codes an instruction: ``word >> 4 p & 0x000F000F | 0x64006400`` is the float16
-              pair 1024 + q. In bfloat16 0x43004300 gives 128 + q. Subtract 1024 + z: exact. In
-              float16 with float16 scales, multiply there; else in float32.
+    "packed"  two codes an instruction, see `triton_parts`.
+    "asm"     the same in the chip's own packed instructions (ASM), where it has them.
 
 The interpreter holds bfloat16 as integers: it truncates where it should round, and would multiply
 the bit patterns in a dot. There (INTERPRET) the kernel rounds by hand and multiplies in float32,
@@ -33,96 +39,25 @@ FAULT plants one of the errors that tuners have chosen before, for the gate to f
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
+from tilewright.ops.cross import target_arch
+from tilewright.ops.w4a16.triton_parts import (
+    bfloat16_bits,
+    dequantize_asm,
+    dequantize_packed,
+    dequantize_scalar,
+    to_float32,
+)
 from tilewright.tiles.tile import Tile
 
-__all__ = ["INTERPRETED", "launch_w4a16"]
-
-_ROWS_OF_TILES: tl.constexpr = tl.constexpr(8)
-
-
-@triton.jit
-def _bits_to_float(bits):
-    """bfloat16 patterns (integers below 2^16) as float32, exact."""
-    return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _bfloat16_bits(v):
-    """float32 rounded to the nearest bfloat16, ties to even; its pattern as uint32."""
-    bits = v.to(tl.uint32, bitcast=True)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return tl.where(v == v, rounded, 0x7FC0)
-
-
-@triton.jit
-def _operand(v, dtype: tl.constexpr, INTERPRET: tl.constexpr):
-    """float32 rounded to `dtype`, as tl.dot takes it."""
-    if INTERPRET and dtype == tl.bfloat16:
-        return _bits_to_float(_bfloat16_bits(v))
-    else:
-        return v.to(dtype)
-
-
-@triton.jit
-def _float32(v, INTERPRET: tl.constexpr):
-    """A loaded scale or bias, or a tile of x, as float32."""
-    if INTERPRET and v.dtype == tl.bfloat16:
-        return _bits_to_float(v.to(tl.uint16, bitcast=True))
-    else:
-        return v.to(tl.float32)
-
-
-@triton.jit
-def _halves(pair, dtype: tl.constexpr, INTERPRET: tl.constexpr):
-    """The low and the high 16 bits of int32 lanes: float16 as it is, bfloat16 as float32."""
-    if dtype == tl.float16:
-        low = (pair & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
-        high = (pair >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
-    elif INTERPRET:
-        low = _bits_to_float(pair & 0xFFFF)
-        high = _bits_to_float(pair >> 16)
-    else:
-        low = (pair & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True).to(tl.float32)
-        high = (pair >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True).to(tl.float32)
-    return low, high
-
-
-@triton.jit
-def _dequantize_scalar(q, zero, scale, dtype: tl.constexpr, INTERPRET: tl.constexpr):
-    """Words [BLOCK_K / 8, BLOCK_N] to weights [BLOCK_K, BLOCK_N], a code at a time."""
-    j = tl.arange(0, 8)
-    bit = (j // 2) * 4 + (j % 2) * 16
-    code = (q[:, None, :] >> bit[None, :, None]) & 0xF  # [BLOCK_K / 8, 8, BLOCK_N]
-    w = (code - zero[None, None, :]).to(tl.float32) * scale[None, None, :]
-    return _operand(w, dtype, INTERPRET).reshape(q.shape[0] * 8, q.shape[1])
-
-
-@triton.jit
-def _dequantize_packed(q, zero, scale, dtype: tl.constexpr, INTERPRET: tl.constexpr):
-    """Words [BLOCK_K / 8, BLOCK_N] to weights [BLOCK_K, BLOCK_N], two codes at a time."""
-    one: tl.constexpr = 0x64006400 if dtype == tl.float16 else 0x43004300
-    if dtype == tl.float16:
-        offset = (zero + 1024).to(tl.float16)[None, :]
-    else:
-        offset = (zero + 128).to(tl.float32)[None, :]
-    l0, h0 = _halves((q & 0x000F000F) | one, dtype, INTERPRET)
-    l1, h1 = _halves(((q >> 4) & 0x000F000F) | one, dtype, INTERPRET)
-    l2, h2 = _halves(((q >> 8) & 0x000F000F) | one, dtype, INTERPRET)
-    l3, h3 = _halves(((q >> 12) & 0x000F000F) | one, dtype, INTERPRET)
-    # Code j = 4 p1 + 2 p0 + half: joined so that the permute only renames registers.
-    low = tl.join(tl.join(l0 - offset, l2 - offset), tl.join(l1 - offset, l3 - offset))
-    high = tl.join(tl.join(h0 - offset, h2 - offset), tl.join(h1 - offset, h3 - offset))
-    w = tl.join(low, high).permute(0, 2, 3, 4, 1).reshape(q.shape[0] * 8, q.shape[1])
-    if dtype == tl.float16 and scale.dtype == tl.float16:
-        return w * scale[None, :]
-    else:
-        return _operand(w.to(tl.float32) * scale.to(tl.float32)[None, :], dtype, INTERPRET)
+__all__ = ["INTERPRETED", "launch_w4a16", "weight_arguments"]
 
 
 @triton.jit
@@ -131,99 +66,130 @@ def _w4a16_kernel(
     M, N, K,
     stride_xm, stride_xk, stride_qn, stride_qk, stride_sn, stride_sg, stride_zn, stride_zg,
     stride_ym, stride_yn,
-    GROUP: tl.constexpr, ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, DEQUANT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDE: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
+    GROUP: tl.constexpr, ZEROS: tl.constexpr, SCALES: tl.constexpr, WORDS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DEQUANT: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of y. GROUP is 0 when one group is all of K; ZEROS is "none", "bytes", "packed"."""
-    # Which tile: bands of 8 rows of tiles, column after column, so that x and w stay in the cache.
+    """One tile of y. GROUP is 0 when one group is all of K; ZEROS is "none", "bytes", "packed";
+    SCALES "one", or "two" where a load takes the scales of two rows."""
+    # Which tile: bands of GROUP_M rows of tiles, column after column: x and w stay in the cache.
     pid = tl.program_id(0)
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    band = pid // (_ROWS_OF_TILES * tiles_n)
-    band_rows = tl.minimum(tiles_m - band * _ROWS_OF_TILES, _ROWS_OF_TILES)
-    in_band = pid % (_ROWS_OF_TILES * tiles_n)
-    pid_m = band * _ROWS_OF_TILES + in_band % band_rows
+    band = pid // (GROUP_M * tiles_n)
+    band_rows = tl.minimum(tiles_m - band * GROUP_M, GROUP_M)
+    in_band = pid % (GROUP_M * tiles_n)
+    pid_m = band * GROUP_M + in_band % band_rows
     pid_n = in_band // band_rows
 
+    AXIS: tl.constexpr = 1 if ORDER == "xw" else 0  # of n in w and acc
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     offs_w = tl.arange(0, BLOCK_K // 8)
-    mask_m = offs_m < M
-    mask_n = offs_n < N
+    row_m = tl.minimum(offs_m, M - 1)
+    row_n = tl.minimum(offs_n, N - 1)
+    row_s = row_n
+    if FAULT == "scale-row":
+        row_s = tl.minimum(offs_n + 1, N - 1)
+    # Where weights stay in registers, all that they are made of must be loaded in their layout,
+    # and Triton finds the way back to a load only: hence loads, of nothing, for what is computed.
+    shift_z = (row_n % 8) * 4
+    shift_s = (row_s % 2) * 16
+    if ASM == "nv" and ORDER == "wx" and WORDS == "k32":
+        nothing = (row_n < 0) & (N < 0)
+        shift_z = tl.load(q_ptr + row_n * 0, mask=nothing, other=shift_z)
+        shift_s = tl.load(q_ptr + row_n * 0, mask=nothing, other=shift_s)
     if WIDE:  # some operand spans 2^31 elements
         offs_m = offs_m.to(tl.int64)
         offs_n = offs_n.to(tl.int64)
         offs_k = offs_k.to(tl.int64)
         offs_w = offs_w.to(tl.int64)
+        row_m = row_m.to(tl.int64)
+        row_n = row_n.to(tl.int64)
+        row_s = row_s.to(tl.int64)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    row_s = offs_n
-    mask_s = mask_n
-    if FAULT == "scale-row":
-        row_s = offs_n + 1
-        mask_s = row_s < N
 
-    x_ptrs = x_ptr + offs_m[:, None] * stride_xm  # [BLOCK_M, 1]
-    q_ptrs = q_ptr + offs_n[None, :] * stride_qn  # [1, BLOCK_N]
-    s_ptrs = s_ptr + row_s * stride_sn
+    x_ptrs = x_ptr + tl.expand_dims(row_m * stride_xm, AXIS)
+    x_ptrs += tl.expand_dims(offs_k * stride_xk, 1 - AXIS)
+    q_ptrs = q_ptr + tl.expand_dims(row_n * stride_qn, 1 - AXIS)
+    q_ptrs += tl.expand_dims(offs_w * stride_qk, AXIS)
+    if SCALES == "two":
+        s_ptrs = s_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + row_s // 2
+        stride_sg = stride_sg // 2
+    else:
+        s_ptrs = s_ptr + row_s * stride_sn
     z_ptrs = z_ptr
     if ZEROS == "bytes":
-        z_ptrs = z_ptr + offs_n * stride_zn
+        z_ptrs = z_ptr + row_n * stride_zn
     elif ZEROS == "packed":
-        z_ptrs = z_ptr + (offs_n // 8) * stride_zn
+        z_ptrs = z_ptr + (row_n // 8) * stride_zn
     zero = tl.full((BLOCK_N,), 8, tl.int32)
-    y_ptrs = y_ptr + offs_m[:, None] * stride_ym + offs_n[None, :] * stride_yn
-    mask_y = mask_m[:, None] & mask_n[None, :]
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    y_ptrs = y_ptr + tl.expand_dims(offs_m * stride_ym, AXIS)
+    y_ptrs += tl.expand_dims(offs_n * stride_yn, 1 - AXIS)
+    mask_y = tl.expand_dims(offs_m < M, AXIS) & tl.expand_dims(offs_n < N, 1 - AXIS)
+    if AXIS == 1:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if FAULT == "no-start":  # sums are added to what y holds
-        acc += _float32(tl.load(y_ptrs, mask=mask_y, other=0.0), INTERPRET)
+        acc += to_float32(tl.load(y_ptrs, mask=mask_y, other=0.0), INTERPRET)
     end_k = K
     if FAULT == "k-tail":
         end_k = K // BLOCK_K * BLOCK_K
+    WORD_K: tl.constexpr = 8 if WORDS == "k8" else 32
 
     for k in range(0, end_k, BLOCK_K):
-        at_k = offs_k + k
-        at_w = offs_w + k // 8
-        mask_k = at_k < K
-        x = tl.load(
-            x_ptrs + at_k[None, :] * stride_xk, mask=mask_m[:, None] & mask_k[None, :], other=0.0
-        )  # [BLOCK_M, BLOCK_K]
-        q = tl.load(
-            q_ptrs + at_w[:, None] * stride_qk,
-            mask=mask_n[None, :] & (at_w < tl.cdiv(K, 8))[:, None],
-            other=0,
-        )  # [BLOCK_K / 8, BLOCK_N]
+        if EVEN_K:
+            x = tl.load(x_ptrs)
+            q = tl.load(q_ptrs)
+        else:
+            mask_k = offs_k < K - k
+            mask_w = offs_w < tl.cdiv(K, WORD_K) * (WORD_K // 8) - k // 8
+            x = tl.load(x_ptrs, mask=tl.expand_dims(mask_k, 1 - AXIS), other=0.0)
+            q = tl.load(q_ptrs, mask=tl.expand_dims(mask_w, AXIS), other=0)
+        x_ptrs += BLOCK_K * stride_xk
+        q_ptrs += BLOCK_K // 8 * stride_qk
         g = 0
         if GROUP > 0:
             g = k // GROUP
             if FAULT == "group-straddled":  # two groups share the first one's scale
                 g = k // (2 * GROUP) * 2
-        scale = tl.load(s_ptrs + g * stride_sg, mask=mask_s, other=0.0)
+        scale = tl.load(s_ptrs + g * stride_sg)
         if ZEROS == "bytes":
-            zero = tl.load(z_ptrs + g * stride_zg, mask=mask_n, other=0).to(tl.int32)
+            zero = tl.load(z_ptrs + g * stride_zg).to(tl.int32)
         elif ZEROS == "packed":
-            eight = tl.load(z_ptrs + g * stride_zg, mask=mask_n, other=0)
-            zero = (eight >> ((offs_n % 8) * 4).to(tl.int32)) & 0xF
-        if scale.dtype == tl.bfloat16:
-            scale = _float32(scale, INTERPRET)
-        if DEQUANT == "packed":
-            w = _dequantize_packed(q, zero, scale, dtype, INTERPRET)
+            zero = (tl.load(z_ptrs + g * stride_zg) >> shift_z) & 0xF
+        z = tl.expand_dims(zero, 1 - AXIS)
+        if ASM != "none":
+            if SCALES == "two":
+                bits = (scale >> shift_s) & 0xFFFF
+            else:
+                bits = scale.to(tl.uint16, bitcast=True).to(tl.int32)
+            w = dequantize_asm(q, z, tl.expand_dims(bits, 1 - AXIS), dtype, AXIS, WORDS, ASM)
+        elif DEQUANT == "packed":
+            s = tl.expand_dims(scale, 1 - AXIS)
+            w = dequantize_packed(q, z, s, dtype, AXIS, WORDS, INTERPRET)
         else:
-            w = _dequantize_scalar(q, zero, scale.to(tl.float32), dtype, INTERPRET)
+            s = tl.expand_dims(to_float32(scale, INTERPRET), 1 - AXIS)
+            w = dequantize_scalar(q, z, s, dtype, AXIS, WORDS, INTERPRET)
         if INTERPRET and dtype == tl.bfloat16:
-            x = _float32(x, INTERPRET)
-        acc = tl.dot(x, w, acc, input_precision="ieee")
+            x = to_float32(x, INTERPRET)
+        if AXIS == 1:
+            acc = tl.dot(x, w, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(w, x, acc, input_precision="ieee")
 
     if HAS_BIAS:
-        bias = tl.load(b_ptr + offs_n, mask=mask_n, other=0.0)
-        acc += _float32(bias, INTERPRET)[None, :]
+        bias = tl.load(b_ptr + row_n)
+        acc += tl.expand_dims(to_float32(bias, INTERPRET), 1 - AXIS)
     if FAULT == "partial-rows":  # the last rows are no whole tile: skipped
-        mask_y = mask_y & (offs_m < M // BLOCK_M * BLOCK_M)[:, None]
+        mask_y = mask_y & tl.expand_dims(offs_m < M // BLOCK_M * BLOCK_M, AXIS)
     elif FAULT == "past-the-end":  # one row too many
-        mask_y = (offs_m < M + 1)[:, None] & mask_n[None, :]
+        mask_y = tl.expand_dims(offs_m < M + 1, AXIS) & tl.expand_dims(offs_n < N, 1 - AXIS)
     if INTERPRET and dtype == tl.bfloat16:
-        acc = _bfloat16_bits(acc).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        acc = bfloat16_bits(acc).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     tl.store(y_ptrs, acc.to(dtype), mask=mask_y)
 
 
@@ -237,42 +203,95 @@ def launch_w4a16(
     bias: torch.Tensor | None,
     y: torch.Tensor,
     tile: Tile,
+    workspace: Any = None,
 ) -> None:
     """Write x @ W.T + bias to y. Neither chooses, allocates nor checks a rule.
 
     Args:
-        x: [M, K], M >= 1, columns in the weight's order (`weight.perm` is the caller's).
+        x: [M, K], M >= 1, any strides, columns in the weight's order (`weight.perm` is the
+            caller's).
         weight: on the device of x.
         bias: [N] of any floating dtype, contiguous.
         y: [M, N] of the dtype of x, any strides.
-        tile: of `triton_space.TRITON_SPACE`, or a planted one.
+        tile: "triton" of `triton_space.TRITON_SPACE`, or a planted one.
+        workspace: not used.
 
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
+    check_device(x)
+    m, k = x.shape
+    arguments = weight_arguments(weight, x.dtype, tile.dequant, target_arch(x.device))
+    grid = (triton.cdiv(m, tile.block_m) * triton.cdiv(weight.N, tile.block_n),)
+    _w4a16_kernel[grid](
+        x, weight.words, weight.scales, weight.words if weight.zeros is None else weight.zeros,
+        weight.scales if bias is None else bias, y,
+        m, weight.N, k,
+        *x.stride(), *weight_strides(weight), *y.stride(),
+        **arguments,
+        HAS_BIAS=bias is not None, DEQUANT=tile.dequant, ORDER=tile.order,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, GROUP_M=tile.group_m,
+        EVEN_K=k % max(tile.block_k, 32) == 0,
+        WIDE=any(spans_wide(t) for t in (x, y, *weight_tensors(weight))),
+        INTERPRET=INTERPRETED, FAULT=tile.as_dict().get("planted", ""),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+def check_device(x: torch.Tensor) -> None:
+    """Raise UnsupportedError for a tensor of the CPU unless kernels are interpreted."""
     if x.device.type == "cpu" and not INTERPRETED:
         raise UnsupportedError(
             "w4a16: x is on the CPU, where Triton only interprets; set TRITON_INTERPRET=1 before "
             "the first import of the kernel, or move x to a GPU"
         )
-    m, k = x.shape
-    z = weight.zeros
-    zeros = "none" if z is None else "bytes" if z.dtype == torch.uint8 else "packed"
-    zero_strides = (0, 0) if z is None else z.stride()
-    tensors = [t for t in (x, weight.words, weight.scales, z, y) if t is not None]
-    grid = (triton.cdiv(m, tile.block_m) * triton.cdiv(weight.N, tile.block_n),)
-    _w4a16_kernel[grid](
-        x, weight.words, weight.scales, weight.words if z is None else z,
-        weight.scales if bias is None else bias, y,
-        m, weight.N, k,
-        *x.stride(), *weight.words.stride(), *weight.scales.stride(), *zero_strides, *y.stride(),
-        GROUP=0 if weight.group_size == weight.K else weight.group_size,
-        ZEROS=zeros, HAS_BIAS=bias is not None, DEQUANT=tile.dequant,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        WIDE=any(spans_wide(t) for t in tensors), INTERPRET=INTERPRETED,
-        FAULT=tile.as_dict().get("planted", ""),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+
+
+def weight_tensors(weight: WordsW4) -> tuple[torch.Tensor, ...]:
+    """Words, scales, and zero points if there are any."""
+    tensors = (weight.words, weight.scales, weight.zeros)
+    return tuple(t for t in tensors if t is not None)
+
+
+def weight_strides(weight: WordsW4) -> tuple[int, ...]:
+    """Strides of words, scales and zero points, each by row and column."""
+    zeros = (0, 0) if weight.zeros is None else weight.zeros.stride()
+    return (*weight.words.stride(), *weight.scales.stride(), *zeros)
+
+
+def weight_arguments(
+    weight: WordsW4, dtype: torch.dtype, dequant: str, arch: str
+) -> dict[str, int | str]:
+    """The constexprs of a kernel that say how a weight lies and in whose instructions it is made.
+
+    Args:
+        dtype: of the activations.
+        dequant: "scalar", "packed" or "asm".
+        arch: that the kernel is compiled for.
+    """
+    z, s = weight.zeros, weight.scales
+    asm = asm_of(arch, dtype) if dequant == "asm" and s.dtype == dtype else "none"
+    pairs = (
+        asm != "none" and weight.N % 2 == 0 and s.stride(0) == 1 and s.stride(1) % 2 == 0
+        and s.storage_offset() % 2 == 0
     )  # fmt: skip
+    return {
+        "GROUP": 0 if weight.group_size == weight.K else weight.group_size,
+        "ZEROS": "none" if z is None else "bytes" if z.dtype == torch.uint8 else "packed",
+        "SCALES": "two" if pairs else "one",
+        "WORDS": weight.order,
+        "ASM": asm,
+    }
+
+
+def asm_of(arch: str, dtype: torch.dtype) -> str:
+    """Whose packed instructions of `dtype` a chip has: "amd", "nv", or "none"."""
+    if arch.startswith("gfx"):
+        return "amd" if dtype == torch.float16 else "none"
+    if arch.startswith("sm_"):
+        least = {torch.float16: 80, torch.bfloat16: 90}.get(dtype, 1000)
+        return "nv" if int(arch.removeprefix("sm_")) >= least else "none"
+    return "none"
 
 
 def spans_wide(tensor: torch.Tensor, block: int = 512) -> bool:

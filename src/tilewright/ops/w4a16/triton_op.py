@@ -9,6 +9,7 @@ import torch
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.w4a16.triton_space import INTERPRETER, TRITON_SPACE
+from tilewright.ops.workspace import Workspace
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["OP", "allocate_and_launch", "triton_arch", "w4a16_triton"]
@@ -108,10 +109,18 @@ def allocate_and_launch(
 ) -> torch.Tensor:
     """The last two steps, of valid operands with at least one row and column."""
     from tilewright.ops.w4a16.triton_gemm import launch_w4a16
+    from tilewright.ops.w4a16.triton_skinny import launch_w4a16_skinny, workspace_skinny
 
     x2 = x.detach().reshape(-1, weight.K)
     if weight.perm is not None:
         x2 = x2.index_select(1, weight.perm)
-    y = torch.empty(x2.shape[0], weight.N, dtype=x.dtype, device=x.device)
-    launch_w4a16(x2, weight, None if bias is None else bias.detach().contiguous(), y, tile)
+    m = x2.shape[0]
+    y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
+    bias = None if bias is None else bias.detach().contiguous()
+    if tile.algorithm == "skinny":
+        floats, _ = workspace_skinny(tile, m, weight.N, weight.K, 1)
+        partials = torch.empty(floats, dtype=torch.float32, device=x.device) if floats else None
+        launch_w4a16_skinny(x2, weight, bias, y, tile, Workspace(partials, None))
+    else:
+        launch_w4a16(x2, weight, bias, y, tile)
     return y.reshape(*x.shape[:-1], weight.N)

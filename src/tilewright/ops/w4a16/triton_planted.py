@@ -1,8 +1,8 @@
 """Wrong Triton tiles of w4a16, one for each kind of fault, that the gate must reject.
 
 The faults are those that tuners have chosen in earnest. Most are one line of the kernel itself,
-chosen by its constexpr FAULT; the stale buffer is the launcher's. All but two give the right result
-on the product they would be tuned for, as long as one check of the gate is left out.
+chosen by its constexpr FAULT; the stale buffer is the launcher's. Most give the right result on the
+product they would be tuned for, as long as one check of the gate is left out.
 """
 
 from __future__ import annotations
@@ -54,10 +54,21 @@ def _planted(
     block_k: int = 64,
 ) -> Planted:
     tile = Tile.of(
-        "triton", block_m=16, block_n=32, block_k=block_k, num_warps=4, num_stages=2,
-        dequant="scalar", planted=name,
+        "triton", block_m=16, block_n=32, block_k=block_k, num_warps=4, num_stages=2, group_m=8,
+        dequant="scalar", order="xw", planted=name,
     )  # fmt: skip
     case = Case("w4a16_triton", "uint4", "float16", m, 64, 256, group)
+    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+
+
+def _planted_skinny(
+    name: str, fault: str, why_faster: str, caught_by: str, *, k: int = 256, split_k: int = 4
+) -> Planted:
+    tile = Tile.of(
+        "skinny", block_m=4, block_n=16, block_k=32, split_k=split_k, num_warps=4, num_stages=2,
+        planted=name,
+    )
+    case = Case("w4a16_triton", "uint4", "float16", 3, 64, k, 32)
     return Planted(tile, fault, why_faster, caught_by, _run, (case,))
 
 
@@ -106,6 +117,25 @@ PLANTED = (
         "x is not copied to the static buffer of a captured launch when it lies where it lay",
         "no copy while a benchmark repeats itself",
         "stale-buffer",
+    ),
+    _planted_skinny(
+        "lost-partial",
+        "the sum of the shares of K leaves out the last of them",
+        "one share less to read",
+        "oracle",
+    ),
+    _planted_skinny(
+        "split-boundary",
+        "the steps of K that do not divide evenly among the shares belong to none",
+        "every share is equally long",
+        "ragged-shapes",
+    ),
+    _planted_skinny(
+        "stale-partial",
+        "a share without a step of K stores no sum, and an older one is added for it",
+        "nothing to store where there is nothing to do",
+        "nan-fill",
+        k=160,
     ),
 )
 """The planted tiles of `triton_space.TRITON_SPACE`."""
