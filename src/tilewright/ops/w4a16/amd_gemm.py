@@ -116,13 +116,13 @@ def _w4a16_amd_kernel(
     GROUP: gl.constexpr, ZEROS: gl.constexpr, HAS_BIAS: gl.constexpr, K_TAIL: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     AHEAD: gl.constexpr, DIRECT: gl.constexpr, SCALED: gl.constexpr, UNIT: gl.constexpr,
-    ACC: gl.constexpr, K_WIDTH: gl.constexpr, X_LAYOUT: gl.constexpr, X_SHARED: gl.constexpr,
-    Y_LAYOUT: gl.constexpr, FAULT: gl.constexpr,
+    ACC: gl.constexpr, K_WIDTH: gl.constexpr, SPLIT: gl.constexpr, X_LAYOUT: gl.constexpr,
+    X_SHARED: gl.constexpr, Y_LAYOUT: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
     """One tile of y. GROUP is K when one group is all of K; ZEROS is "none", "bytes", "packed"."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, ACC, K_WIDTH)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, ACC, K_WIDTH)
-    WORDS: gl.constexpr = words_layout(gl.to_linear_layout(RIGHT, [BLOCK_K, BLOCK_N]))
+    WORDS: gl.constexpr = words_layout(gl.to_linear_layout(RIGHT, [BLOCK_K, BLOCK_N]), SPLIT)
     XL: gl.constexpr = LEFT if DIRECT else X_LAYOUT
     COLUMNS: gl.constexpr = gl.SliceLayout(0, WORDS)
     SCALES: gl.constexpr = COLUMNS if SCALED else gl.SliceLayout(0, ACC)
@@ -145,6 +145,7 @@ def _w4a16_amd_kernel(
     s_ptr += start_n.to(gl.int64) * stride_sn
     x_m = gl.minimum(gl.arange(0, BLOCK_M, gl.SliceLayout(1, XL)), last_m)
     x_k = gl.arange(0, BLOCK_K, gl.SliceLayout(0, XL))
+    x_k = (x_k // 8 % SPLIT * (BLOCK_K // 8 // SPLIT) + x_k // 8 // SPLIT) * 8 + x_k % 8
     x_offs = x_m[:, None] * stride_xm + x_k[None, :] * stride_xk
     q_n = gl.minimum(gl.arange(0, BLOCK_N, COLUMNS), last_n)
     q_k = gl.arange(0, BLOCK_K // 8, gl.SliceLayout(1, WORDS))
@@ -214,7 +215,7 @@ def _w4a16_amd_kernel(
             left = shared.load(LEFT)
         if ZEROS == "packed":
             zero_now = (zero_now >> z_bit) & 15
-        w = weights(words, zero_now, scale_now, dtype, SCALED, UNIT == "mfma", RIGHT)
+        w = weights(words, zero_now, scale_now, dtype, SCALED, UNIT == "mfma", SPLIT, RIGHT)
         if SCALED:
             acc = _multiply(left, w, acc, UNIT)
         else:
@@ -278,8 +279,8 @@ def launch_w4a16_amd(
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         AHEAD=tile.num_stages > 1, DIRECT=tile.x_path == "direct",
         SCALED=_scales_weights(x, weight), UNIT=family.instruction,
-        ACC=layouts.acc, K_WIDTH=layouts.k_width, X_LAYOUT=layouts.x, X_SHARED=layouts.shared,
-        Y_LAYOUT=layouts.y, FAULT=tile.as_dict().get("planted", ""),
+        ACC=layouts.acc, K_WIDTH=layouts.k_width, SPLIT=layouts.split, X_LAYOUT=layouts.x,
+        X_SHARED=layouts.shared, Y_LAYOUT=layouts.y, FAULT=tile.as_dict().get("planted", ""),
         num_warps=tile.num_warps, num_stages=1,
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ class AmdLayouts:
     Attributes:
         acc: of the sums [BLOCK_M, BLOCK_N]: the matrix units' own.
         k_width: consecutive k of a thread in an operand.
+        split: parts of a step's words that an operand takes in turns; see `words_layout`.
         x: in which x [BLOCK_M, BLOCK_K] comes from memory on its way to shared memory.
         shared: of x there.
         y: in which y [BLOCK_M, BLOCK_N] is stored.
@@ -50,6 +51,7 @@ class AmdLayouts:
 
     acc: Any
     k_width: int
+    split: int
     x: Any
     shared: Any
     y: Any
@@ -80,6 +82,7 @@ def layouts_of(tile: Tile, arch: str, scales_sums: bool) -> AmdLayouts:
     return AmdLayouts(
         acc=acc,
         k_width=family.k_width(tile.block_k),
+        split=family.k_lanes if family.k_width(tile.block_k) == 8 else 1,
         x=_row_major(tile.block_m, tile.block_k, tile.num_warps, family.warp_size),
         shared=_padded(tile.block_m, tile.block_k),
         y=_row_major(tile.block_m, tile.block_n, tile.num_warps, family.warp_size),
@@ -102,26 +105,29 @@ def _row_major(rows: int, columns: int, warps: int, warp_size: int) -> Any:
 
 
 @gluon.constexpr_function
-def words_layout(operand: Any) -> Any:
-    """The layout of words [BLOCK_K / 8, BLOCK_N] whose codes a thread needs for `operand`.
+def words_layout(operand: Any, split: int) -> Any:
+    """The layout of words [BLOCK_K / 8, BLOCK_N], in memory's order, whose codes a thread needs.
 
     Args:
         operand: the DistributedLinearLayout of the right operand [BLOCK_K, BLOCK_N].
+        split: word `part * BLOCK_K / 8 / split + i` of memory is word `i * split + part` of the
+            operand.
     """
-    within = [[1, 0], [2, 0], [4, 0]]
-    if operand.reg_bases[:3] != within:
+    split = getattr(split, "value", split)
+    if operand.reg_bases[:3] != [[1, 0], [2, 0], [4, 0]]:
         raise ValueError(
             f"a thread's first 8 values must be consecutive in K, but its registers hold "
             f"{operand.reg_bases}"
         )
+    words, columns = operand.shape[0] // 8, operand.shape[1]
 
-    def words(bases: Any) -> list[list[int]]:
-        return [[k // 8, n] for k, n in bases]
+    def in_memory(bases: Any) -> list[list[int]]:
+        return [[k // 8 % split * (words // split) + k // 8 // split, n] for k, n in bases]
 
     return gl.DistributedLinearLayout(
-        words(operand.reg_bases[3:]),
-        words(operand.lane_bases),
-        words(operand.warp_bases),
+        in_memory(operand.reg_bases[3:]),
+        in_memory(operand.lane_bases),
+        in_memory(operand.warp_bases),
         [],
-        [operand.shape[0] // 8, operand.shape[1]],
+        [words, columns],
     )

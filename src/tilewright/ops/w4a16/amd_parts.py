@@ -143,7 +143,8 @@ def _bfloat16_halves(pair, factor, offset):
 @gluon.jit
 def weights(
     q, zero, scale,
-    dtype: gl.constexpr, SCALED: gl.constexpr, WAIT: gl.constexpr, OPERAND: gl.constexpr,
+    dtype: gl.constexpr, SCALED: gl.constexpr, WAIT: gl.constexpr, SPLIT: gl.constexpr,
+    OPERAND: gl.constexpr,
 ):  # fmt: skip
     """Words [BLOCK_K / 8, BLOCK_N] to weights [BLOCK_K, BLOCK_N] as the matrix units take them.
 
@@ -154,6 +155,7 @@ def weights(
         zero: int32 [BLOCK_N], 0 to 15.
         scale: float16 [BLOCK_N], multiplied if SCALED.
         dtype: float16 or bfloat16; SCALED needs float16.
+        SPLIT: as of `amd_layouts.words_layout`.
     """
     if dtype == gl.float16:
         p0, p1, p2, p3 = _float16_pairs(q, zero, scale, SCALED, WAIT)
@@ -187,5 +189,7 @@ def weights(
     low = gl.join(gl.join(l0, l2), gl.join(l1, l3))
     high = gl.join(gl.join(h0, h2), gl.join(h1, h3))
     w = gl.permute(gl.join(low, high), (0, 2, 3, 4, 1))
+    w = gl.reshape(w, (SPLIT, q.shape[0] // SPLIT, 8, q.shape[1]))
+    w = gl.permute(w, (1, 0, 2, 3))
     w = gl.reshape(w, (q.shape[0] * 8, q.shape[1])).to(dtype, bitcast=True)
     return gl.convert_layout(w, OPERAND, assert_trivial=True)

@@ -31,8 +31,13 @@ class AmdFamily:
     registers: int
 
     def k_width(self, block_k: int) -> int:
-        """Consecutive k of a thread: as many as make a load of 16 bytes, where Triton allows it."""
-        return {"wmma1": 16, "wmma2": 8}.get(self.instruction, min(32, block_k // self.k_lanes))
+        """Consecutive k of a thread in an operand, as Triton's layouts understand it.
+
+        On gfx12 Triton accepts 16 and multiplies wrong numbers (seen by executing its code).
+        """
+        if self.instruction == "mfma":
+            return min(32, block_k // self.k_lanes)
+        return 16 if self.instruction == "wmma1" else 8
 
 
 _GFX11 = AmdFamily("wmma1", 1, 32, 1, 256)
