@@ -26,6 +26,7 @@ _VERBS = {
     "compare": ("tilewright.cli.compare", "compare_command"),
     "ladder": ("tilewright.cli.ladder", "ladder_command"),
     "profile": ("tilewright.cli.profile", "profile_command"),
+    "isa": ("tilewright.cli.isa", "isa_command"),
     "info": ("tilewright.cli.info", "info"),
     "perplexity": ("tilewright.cli.perplexity", "perplexity_command"),
     "demo-model": ("tilewright.cli.demo_model", "demo_model"),

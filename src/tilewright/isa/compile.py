@@ -1,0 +1,168 @@
+"""A tile compiled for a chip that is not there, through the launcher that would run it.
+
+An op of the catalog is launched on a weight that its layout family has packed, without the memory
+of it; a user's op is run on its own operands, the same done to them. What the launcher passes to
+its kernels is what is compiled, so that nothing here repeats a kernel's arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.errors import TileError, UnsupportedError
+from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
+from tilewright.layout.hopper import HopperW4
+from tilewright.layout.pack import pack_w4_for
+from tilewright.layout.triton import WordsW4
+from tilewright.ops.contract import DTYPES, Case, OpSpec
+from tilewright.ops.cross import Compiled, check_arch, cross_compile, target_units
+from tilewright.ops.space import TileSpace
+from tilewright.ops.w4a16 import gpu
+from tilewright.ops.workspace import Workspace
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["OPS", "compile_tile", "default_tile", "space_for"]
+
+OPS = ("w4a16",)
+"""Ops of the catalog with kernels for GPUs."""
+
+_META = torch.device("meta")
+_FAMILIES = (WordsW4, HopperW4)
+
+
+def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compiled, ...]:
+    """Every kernel that one launch of `tile` launches, compiled for `problem.arch`.
+
+    Args:
+        op: a name of `OPS`, or a user's op.
+        problem: its arch is the chip to compile for; its sizes are those of the operands, which
+            decide as they do in a launch (alignment, whether 2 GB are passed), and M >= 1.
+        tile: of the op's space for that arch.
+
+    Raises:
+        UnsupportedError: no such op or arch; the op has no kernels for a GPU; triton is missing.
+        FormatError: the group does not divide K.
+        LayoutError: the kernels' layout does not hold such a weight.
+        TileError: the tile breaks a rule, or the compiler refuses it.
+    """
+    check_arch(problem.arch)
+    if isinstance(op, OpSpec):
+        return _compile_spec(op, problem, tile)
+    if op not in OPS:
+        raise UnsupportedError(
+            f"op is {op!r}; only {', '.join(OPS)} has kernels for GPUs. A kernel of your own is "
+            "compiled through its spec"
+        )
+    space, family = _family_of(tile)
+    space.check(tile, problem)
+    kernel = gpu._kernel(tile.algorithm)
+    m, n, k = problem.M, problem.N, problem.K
+    x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
+    weight = _weight(problem, family)
+
+    def launch() -> None:
+        floats, counters = 0, 0
+        if kernel.needs is not None:
+            floats, counters = kernel.needs(tile, m, n, k, target_units(_META))
+        scratch = Workspace(
+            _meta((floats,), torch.float32) if floats else None,
+            _meta((counters,), torch.int32) if counters else None,
+        )
+        kernel.launch(x, weight, None, y, tile, scratch)
+
+    return cross_compile(launch, problem.arch)
+
+
+def space_for(op: str | OpSpec, arch: str, tile: Tile | None = None) -> TileSpace | None:
+    """The space that a tile belongs to; without a tile, that of the arch's own layout family.
+
+    Raises:
+        TileError: no space of the op has the tile's algorithm.
+    """
+    if isinstance(op, OpSpec):
+        return None if op.space is None else op.space()
+    if tile is not None:
+        return _family_of(tile)[0]
+    return gpu.space_of(HopperW4 if arch == "sm_90" else WordsW4)
+
+
+def default_tile(op: str | OpSpec, problem: Problem) -> Tile:
+    """The tile that the op's space gives the problem where no table names one.
+
+    Raises:
+        UnsupportedError: a user's op without a tile space.
+    """
+    space = space_for(op, problem.arch)
+    if space is None:
+        raise UnsupportedError("the op has no tile space, so it has no tile to compile")
+    return space.default(problem)
+
+
+def _family_of(tile: Tile) -> tuple[TileSpace, type]:
+    known: list[str] = []
+    for family in _FAMILIES:
+        space = gpu.space_of(family)
+        if tile.algorithm in space.fields:
+            return space, family
+        known += space.fields
+    raise TileError(
+        f"tile {tile}: algorithm is {tile.algorithm!r}; the kernels for GPUs are {', '.join(known)}"
+    )
+
+
+def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=_META)
+
+
+@functools.lru_cache(maxsize=4)
+def _weight(problem: Problem, family: type) -> Any:
+    """A weight of the problem's shape as the family packs it, without its memory."""
+    n, k = problem.N, problem.K
+    group = k if problem.group == -1 else problem.group
+    shape, dtype = (n, k // group), DTYPES[problem.act_dtype]
+    zeros = np.full(shape, SYMMETRIC_ZERO, np.uint8) if problem.weight_type == "uint4" else None
+    codes = W4Codes(
+        np.full((n, k), SYMMETRIC_ZERO, np.uint8), np.ones(shape, np.float32), zeros, group, None,
+        dtype,
+    )  # fmt: skip
+    name = "hopper" if family is HopperW4 else "words"
+    packed = pack_w4_for(codes, problem.arch, act_dtype=dtype, family=name, device="cpu")
+    assert isinstance(packed, WordsW4 | HopperW4)
+    return packed.to(_META)
+
+
+def _compile_spec(spec: OpSpec, problem: Problem, tile: Tile) -> tuple[Compiled, ...]:
+    case = Case(
+        spec.name, problem.weight_type, problem.act_dtype, problem.M, problem.N, problem.K,
+        problem.group, problem.activations,
+    )  # fmt: skip
+    space = space_for(spec, problem.arch)
+    if space is not None:
+        space.check(tile, problem)
+    inputs = spec.make_inputs(case, 0)
+    bare = dataclasses.replace(
+        inputs, x=_moved(inputs.x), weight=_moved(inputs.weight), bias=_moved(inputs.bias)
+    )
+    return cross_compile(lambda: spec.run(bare, tile=tile), problem.arch)
+
+
+def _moved(value: Any) -> Any:
+    """`value` with every tensor in it without its memory, strides kept."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **{name: _moved(v) for name, v in fields.items()})
+    if isinstance(value, Mapping):
+        return {name: _moved(v) for name, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(v) for v in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(v) for v in value)
+    return value.to(_META) if hasattr(value, "to") else value

@@ -1,0 +1,169 @@
+"""`tilewright isa`: what it prints, in a process that compiles, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import tilewright
+from isa.compiling import HAS_TRITON, NO_TRITON, run_python
+from tilewright.cli.main import cli
+
+MAIN = "import sys; from tilewright.cli.main import main; sys.argv[0] = 'tilewright'; main()"
+LABEL = "legality and resources, not speed"
+
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason=NO_TRITON)
+
+
+def isa(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(MAIN, "isa", *arguments)
+
+
+@needs_triton
+def test_two_tiles_as_markdown_with_their_assembly(tmp_path: Path) -> None:
+    done = isa(
+        "--op", "w4a16", "--arch", "gfx1151,sm_90", "-o", "md", "--asm", str(tmp_path / "asm"),
+        "--shape", "256,256", "--m", "64",
+        "--tile", "triton(block_k=64, num_stages=2, dequant=asm, order=xw)",
+        "--tile", "triton(block_k=64, num_stages=2, dequant=scalar, order=xw)",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    amd, nvidia = (part for part in done.stdout.split("w4a16 uint4 float16")[1:])
+    for part, arch in ((amd, "gfx1151"), (nvidia, "sm_90")):
+        assert f" g=128 M=64 N=256 K=256, {arch}: {LABEL}\n" in part
+        assert "|   packed maths " in part
+        assert "dequant=asm" in part
+        assert "dequant=scalar" in part
+    names = {path.name for path in (tmp_path / "asm").iterdir()}
+    assert {
+        "gfx1151-A-w4a16_kernel.amdgcn", "gfx1151-B-w4a16_kernel.amdgcn",
+        "sm_90-A-w4a16_kernel.sass", "sm_90-A-w4a16_kernel.ptxas.log", "sm_90-B-w4a16_kernel.ptx",
+    } <= names  # fmt: skip
+    assert "v_wmma" in (tmp_path / "asm" / "gfx1151-A-w4a16_kernel.amdgcn").read_text()
+    assert "HGMMA" in (tmp_path / "asm" / "sm_90-A-w4a16_kernel.sass").read_text()
+
+
+@needs_triton
+def test_json_with_a_tile_that_is_illegal_on_one_arch_goes_on_and_exits_1() -> None:
+    done = isa(
+        "--op", "w4a16", "--arch", "gfx1151,sm_80", "-o", "json", "--shape", "256,256",
+        "--tile", "triton(block_m=128, block_n=128, block_k=128, num_warps=8, num_stages=3, "
+        "dequant=packed, order=xw)",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    whole = json.loads(done.stdout)
+    assert whole["label"] == LABEL
+    amd, nvidia = whole["results"]
+    assert "breaks rule 'shared memory'" in amd["error"]
+    assert amd["kernels"] == []
+    assert nvidia["error"] == ""
+    assert nvidia["kernels"][0]["counts"]["matrix"] > 0
+
+
+SHALLOW = """
+import dataclasses as _dataclasses
+_deep = TRITON_SPACE.default
+TRITON_SPACE = _dataclasses.replace(
+    TRITON_SPACE, default=lambda problem: _deep(problem).replace(num_stages=1)
+)
+"""
+
+
+@needs_triton
+def test_two_revisions_side_by_side(tmp_path: Path) -> None:
+    """The working tree's default has one stage: loads are no longer ahead of the loop."""
+    source, top = Path(tilewright.__file__).parent, tmp_path / "repo"
+    shutil.copytree(
+        source, top / "src" / "tilewright", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (top / "pyproject.toml").write_text('[project]\nname = "tilewright"\n')
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@t.example", "commit", "-q", "-m", "one"],
+    ):
+        subprocess.run(["git", "-C", str(top), *words], check=True)
+    space = top / "src" / "tilewright" / "ops" / "w4a16" / "triton_space.py"
+    space.write_text(space.read_text() + SHALLOW)
+    done = isa(
+        "--op", "w4a16", "--arch", "gfx1151", "--tile", "triton(block_m=64, block_k=32)",
+        "--shape", "256,256", "--rev", "HEAD", "--rev", ".", "--repo", str(top), "-o", "json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    a, b = json.loads(done.stdout)["results"]
+    assert a["revision"].startswith("HEAD (")
+    assert b["revision"] == ". (working tree)"
+    assert "num_stages=1" not in a["tile"]
+    assert "num_stages=1" in b["tile"]
+    assert a["kernels"][0]["counts"] != b["kernels"][0]["counts"]
+
+
+@needs_triton
+def test_a_revision_whose_isa_fails_says_what_it_said(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "tilewright"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "tilewright"\n')
+    said = (
+        ("raise SystemExit(\"Error: No such command 'isa'.\")", "has no `tilewright isa`; take a"),
+        ("raise SystemExit('error: tile x')", "revision . (working tree): error: tile x"),
+    )
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    for code, message in said:
+        (package / "__main__.py").write_text(code)
+        arms = ("--rev", ".", "--rev", ".", "--repo", str(tmp_path))
+        result = CliRunner().invoke(cli, ["isa", "--op", "w4a16", "--arch", "gfx1151", *arms])
+        assert result.exit_code == 1
+        assert message in result.stderr
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--op", "mmq", "--arch", "gfx1151"], "op mmq has kernels for the CPU only"),
+        (["--op", "gemv", "--arch", "gfx1151"], "op is 'gemv'; the catalog has"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--type", "Q4_0"],
+         "--type is 'Q4_0'; w4a16 has uint4, uint4b8"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--tile", "triton("], "tile is 'triton('"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--tile", "panel(mr=8)"],
+         "algorithm is 'panel'; the kernels for GPUs are triton"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--tile", "triton(block_k=256)"],
+         "gfx1151: tile triton(block_k=256"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--shape", "64,100", "--group", "64"],
+         "group_size is 64; it must be a positive divisor of K = 100"),
+        (["--spec", "nothing.py:SPEC", "--arch", "gfx1151"], "there is no file nothing.py"),
+    ],
+    ids=["cpu op", "op", "type", "text", "algorithm", "rule", "group", "spec"],
+)  # fmt: skip
+def test_errors(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["isa", *arguments])
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "unexpected" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "gfx1151"], "give one of --op and --spec"),
+        (["--op", "w4a16", "--spec", "a.py:S", "--arch", "gfx1151"], "give one of --op and --spec"),
+        (["--op", "w4a16"], "Missing option '--arch'"),
+        (["--op", "w4a16", "--arch", "gfx1151,rdna3"], "arch is 'rdna3'"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--group", "0"], "or -1 for all of K"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--shape", "4096"], "give N,K of the weight"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--m", "0"], "0 is not in the range x>=1"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--rev", "main"], "--rev is given 1 times"),
+        (["--op", "w4a16", "--arch", "gfx1151", "--python", "python3"], "belongs to --rev"),
+    ],
+    ids=["neither", "both", "no arch", "arch", "group", "shape", "m", "rev", "python"],
+)  # fmt: skip
+def test_usage_errors(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["isa", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr

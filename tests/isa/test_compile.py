@@ -1,0 +1,232 @@
+"""Tiles and kernels compiled for chips that are not here, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isa.compiling import HAS_TRITON, NO_TRITON, Job, run_jobs, run_python
+from tilewright.errors import FormatError, TileError, UnsupportedError
+from tilewright.isa.compile import compile_tile, default_tile
+from tilewright.ops.cross import check_arch, cross_compile, warp_size
+from tilewright.tiles.tile import Problem, Tile
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason=NO_TRITON)
+
+SQUARE = "triton(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=2, order=xw)"
+ARCHS = ("gfx1151", "gfx1100", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90")
+JOBS = {
+    **{arch: Job(arch, SQUARE) for arch in ARCHS},
+    "gfx1151 bfloat16": Job("gfx1151", SQUARE, "bfloat16"),
+    "sm_90 bfloat16": Job("sm_90", SQUARE, "bfloat16"),
+    "symmetric": Job("gfx1151", SQUARE, weight_type="uint4b8"),
+    "one group": Job("gfx1151", SQUARE, group=-1),
+    "ragged": Job("gfx1151", SQUARE, m=33, n=97, k=200, group=-1),
+    "default": Job("gfx1151"),
+    "large": Job("sm_90", "triton(block_m=256, block_n=512, block_k=64, num_warps=4)"),
+}
+UNITS = {
+    "gfx11": "v_wmma_f32_16x16x16_", "gfx12": "v_wmma_f32_16x16x16_", "gfx9": "v_mfma_f32_",
+    "sm_80": "HMMA.16816.F32", "sm_90": "HGMMA.64x64x16.F32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> Mapping[str, dict[str, Any]]:
+    return run_jobs(JOBS)
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "large"])
+def test_it_compiles_and_a_loop_that_multiplies_is_found(
+    found: Mapping[str, dict[str, Any]], name: str
+) -> None:
+    entry = found[name]
+    assert entry["error"] == ""
+    (kernel,) = entry["kernels"]
+    unit = next(unit for arch, unit in UNITS.items() if kernel["arch"].startswith(arch))
+    assert kernel["matrix"].startswith(unit)
+    assert kernel["loop"]
+    assert kernel["counts"]["matrix"] > 0
+    assert kernel["resources"]["vgprs"] > 0
+    assert kernel["resources"]["lds_bytes"] > 0
+    assert kernel["compiler"].startswith("triton 3.")
+
+
+@pytest.mark.parametrize("name", [n for n, job in JOBS.items() if job.tile == SQUARE])
+def test_an_iteration_covers_what_the_matrix_instructions_multiply(
+    found: Mapping[str, dict[str, Any]], name: str
+) -> None:
+    (kernel,) = found[name]["kernels"]
+    assert kernel["k_step"] == 64  # from their shapes, and it is the tile's block_k
+    lanes = 4 * warp_size(kernel["arch"])
+    assert kernel["valu_per_pair"] == pytest.approx(
+        kernel["counts"]["valu"] * lanes / (64 * 64 / 2), abs=0.01
+    )
+
+
+def test_zero_points_cost_instructions_so_the_weight_type_is_compiled_in(
+    found: Mapping[str, dict[str, Any]],
+) -> None:
+    with_zeros, without = (found[name]["kernels"][0]["counts"] for name in ("gfx1151", "symmetric"))
+    assert without["valu"] < with_zeros["valu"]
+
+
+def test_a_tile_against_a_rule_is_an_entry_with_its_reason(
+    found: Mapping[str, dict[str, Any]],
+) -> None:
+    assert found["large"]["kernels"] == []
+    assert "breaks rule" in found["large"]["error"]
+
+
+PROBLEM = Problem("w4a16", "gfx1151", "float16", "uint4", "float", 16, 128, 256, 128)
+TILE = Tile.of("triton", block_m=16)
+
+
+@pytest.mark.parametrize(
+    ("op", "problem", "tile", "error", "message"),
+    [
+        ("w4a16", {"arch": "gfx"}, TILE, UnsupportedError, "arch is 'gfx'; .* such as gfx1151"),
+        ("w4a16", {"arch": "cpu-avx2"}, TILE, UnsupportedError, "arch is 'cpu-avx2'; .* gfx name"),
+        ("mmq", {}, TILE, UnsupportedError, "op is 'mmq'; only w4a16 has kernels for GPUs"),
+        ("w4a16", {}, Tile.of("panel"), TileError, "algorithm is 'panel'; the kernels for GPUs"),
+        ("w4a16", {}, TILE, TileError, "w4a16/triton triton has the fields"),
+    ],
+    ids=["arch", "cpu", "op", "algorithm", "fields"],
+)
+def test_what_cannot_be_compiled_is_refused(
+    op: str, problem: dict[str, Any], tile: Tile, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        compile_tile(op, replace(PROBLEM, **problem), tile)
+
+
+def test_a_group_that_does_not_divide_k_is_refused() -> None:
+    problem = replace(PROBLEM, K=200, group=64)
+    with pytest.raises(FormatError, match="group_size is 64; it must be a positive divisor of K"):
+        compile_tile("w4a16", problem, default_tile("w4a16", problem))
+
+
+@pytest.mark.parametrize(
+    "arch",
+    ["gfx906", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1151", "gfx1201", "sm_75", "sm_120"],
+)
+def test_names_of_archs(arch: str) -> None:
+    check_arch(arch)
+
+
+@pytest.mark.parametrize(
+    "arch", ["", "gfx", "gfx11", "gfx1151:xnack-", "sm90", "sm_9", "cuda", "GFX1151"]
+)
+def test_what_is_no_name_of_an_arch(arch: str) -> None:
+    with pytest.raises(UnsupportedError, match="such as gfx1151"):
+        check_arch(arch)
+
+
+SCALE = """
+import triton, triton.language as tl, torch
+from tilewright.ops.cross import cross_compile, target_arch, target_units
+
+@triton.jit
+def scale(x_ptr, y_ptr, n, BLOCK: tl.constexpr, TWICE: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n, other=0.0)
+    tl.store(y_ptr + offs, x * 3.0 if TWICE else x, mask=offs < n)
+
+def launch(n=1000, block=128, **options):
+    x = torch.empty(n, device="meta")
+    scale[(8,)](x, x, n, BLOCK=block, TWICE=True, **options)
+"""
+
+
+def scaled(code: str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    """What `code` prints after SCALE; in a file, since Triton reads a kernel's source."""
+    path = folder / "scale.py"
+    path.write_text(SCALE + textwrap.dedent(code), encoding="utf-8")
+    done = run_python(f"import runpy; runpy.run_path({str(path)!r})", environment=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_launch_is_recorded_with_what_it_passes(tmp_path: Path) -> None:
+    said = scaled(
+        """
+        one, two = cross_compile(lambda: (launch(num_warps=2), launch(n=1024, block=256)), "gfx90a")
+        print(one.name, one.arch, one.grid, one.metadata["num_warps"], two.metadata["num_warps"])
+        print("tt.divisibility = 16" in one.text("ttir").split("%n")[1].split("\\n")[0],
+              "tt.divisibility = 16" in two.text("ttir").split("%n")[1].split("\\n")[0])
+        print("v_mul_f32" in one.text("amdgcn"), one.log == "")
+        (nvidia,) = cross_compile(launch, "sm_90")
+        print("Used" in nvidia.log, nvidia.asm["cubin"][:4])
+        """,
+        tmp_path,
+    )
+    assert said.splitlines() == [
+        "scale gfx90a (8,) 2 4",
+        "False True",
+        "True True",
+        "True b'\\x7fELF'",
+    ]
+
+
+def test_a_launcher_asks_for_the_chip_and_torch_answers_for_it(tmp_path: Path) -> None:
+    said = scaled(
+        """
+        def asking():
+            meta = torch.device("meta")
+            launch()
+            print(target_arch(meta), target_units(meta),
+                  torch.cuda.get_device_properties(meta).multi_processor_count)
+
+        before = torch.cuda.get_device_properties
+        cross_compile(asking, "sm_90")
+        print(target_arch(torch.device("cpu")), target_units(torch.device("cpu")),
+              torch.cuda.get_device_properties is before)
+        """,
+        tmp_path,
+    )
+    assert said.splitlines() == ["sm_90 132 132", "interpreter 1 True"]
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "message"),
+    [
+        ("lambda: None", {}, "nothing was launched: only Triton and Gluon kernels are compiled"),
+        ("launch", {"TRITON_INTERPRET": "1"}, "this process interprets kernels; compile them in"),
+        ("lambda: launch(block=100)", {},
+         "scale does not compile for gfx1151: CompilationError: arange's range must be a power of"),
+        ("lambda: triton.autotune([triton.Config({'BLOCK': b}) for b in (64, 128)], ['n'])(scale)"
+         "[(8,)](*2 * [torch.empty(9, device='meta')], 9, TWICE=True)", {},
+         "an autotuned kernel cannot be compiled this way; launch it with one configuration"),
+    ],
+    ids=["nothing", "interpreter", "refused", "autotuned"],
+)  # fmt: skip
+def test_a_launch_that_cannot_be_compiled_says_why(
+    code: str, environment: Mapping[str, str], message: str, tmp_path: Path
+) -> None:
+    said = scaled(
+        f"""
+        from tilewright.errors import TilewrightError
+        try:
+            cross_compile({code}, "gfx1151")
+        except TilewrightError as error:
+            print(error)
+        from triton.runtime import driver
+        print(driver._active)
+        """,
+        tmp_path,
+        environment,
+    )
+    assert message in said
+    assert said.splitlines()[-1] == "None"  # Triton's own driver is back in its place
+
+
+def test_without_triton_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'tilewright\[triton\]'"):
+        cross_compile(lambda: None, "gfx1151")
