@@ -42,3 +42,4 @@ with interpreting():
     # The first launch would import it otherwise, when the variable is gone again.
     import_module("triton.experimental.gluon")
     import_module("tilewright.ops.w4a16.triton_gemm")
+    import_module("tilewright.ops.w4a16.triton_skinny")

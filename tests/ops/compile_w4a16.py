@@ -1,4 +1,5 @@
-"""Compiles the Triton GEMM for chips that are not here: jobs on stdin, results on stdout, JSON.
+"""Compiles the portable kernels of w4a16 for chips that are not here: jobs on stdin, results on
+stdout, JSON.
 
 Run by test_triton_w4a16_compile.py in a process of its own, since Triton either compiles or
 interprets.
@@ -11,66 +12,78 @@ import re
 import sys
 from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import numpy as np
+import torch
 
-from tilewright.ops.w4a16.triton_gemm import _w4a16_kernel
-from tilewright.ops.w4a16.triton_space import warp_size
+from tilewright.formats.w4 import W4Codes
+from tilewright.layout.triton import WordsW4, pack_w4_words
+from tilewright.ops.cross import Compiled, cross_compile
+from tilewright.ops.w4a16 import triton_gemm
+from tilewright.ops.w4a16.triton_gemm import launch_w4a16
+from tilewright.ops.w4a16.triton_skinny import launch_w4a16_skinny, workspace_skinny
+from tilewright.ops.workspace import Workspace
+from tilewright.tiles.tile import Tile
 
-TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+N, K = 512, 1024
 
 
-def target(arch: str) -> GPUTarget:
-    if arch.startswith("sm_"):
-        return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
-    return GPUTarget("hip", arch, warp_size(arch))
-
-
-def compile_job(job: dict[str, Any]) -> Any:
-    tile, zeros = job["tile"], job.get("zeros", "packed")
-    real = f"*{TYPES[job.get('dtype', 'float16')]}"
-    pointers = {
-        "x_ptr": real, "q_ptr": "*i32", "s_ptr": real, "b_ptr": real, "y_ptr": real,
-        "z_ptr": "*u8" if zeros == "bytes" else "*i32",
-    }  # fmt: skip
-    constants = {
-        "GROUP": job.get("group", 128), "ZEROS": zeros, "HAS_BIAS": True,
-        "DEQUANT": tile["dequant"], "BLOCK_M": tile["block_m"], "BLOCK_N": tile["block_n"],
-        "BLOCK_K": tile["block_k"], "WIDE": job.get("wide", False), "INTERPRET": False,
-        "FAULT": "", "stride_xk": 1, "stride_qk": 1, "stride_sg": 1, "stride_yn": 1,
-    }  # fmt: skip
-    names = _w4a16_kernel.arg_names
-    signature = {
-        name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names
-    }
-    aligned = [i for i, name in enumerate(names) if signature[name] != "constexpr"]
-    source = ASTSource(
-        fn=_w4a16_kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+def weight(job: dict[str, Any]) -> WordsW4:
+    group = job.get("group", 128) or K
+    shape = (N, K // group)
+    zeros = job.get("zeros", "packed")
+    codes = W4Codes(
+        np.zeros((N, K), np.uint8),
+        np.ones(shape, np.float32),
+        None if zeros == "none" else np.zeros(shape, np.uint8),
+        group,
+        None,
+        getattr(torch, job.get("dtype", "float16")),
     )
-    options = {"num_warps": tile["num_warps"], "num_stages": tile["num_stages"]}
-    return triton.compile(source, target=target(job["arch"]), options=options)
+    return pack_w4_words(codes, pack_zeros=zeros == "packed", order=job.get("words", "k8"))
+
+
+def compile_job(job: dict[str, Any]) -> tuple[Compiled, ...]:
+    tile = Tile.from_mapping(job["tile"])
+    m = job.get("m", 512)
+    packed = weight(job).to("meta")
+    real = {"dtype": getattr(torch, job.get("dtype", "float16")), "device": "meta"}
+    x, y, bias = torch.empty(m, K, **real), torch.empty(m, N, **real), torch.empty(N, **real)
+    floats = workspace_skinny(tile, m, N, K, 1)[0] if tile.algorithm == "skinny" else 0
+    space = Workspace(torch.empty(floats, device="meta"), None)
+
+    def launch() -> None:
+        by = launch_w4a16_skinny if tile.algorithm == "skinny" else launch_w4a16
+        by(x, packed, bias, y, tile, space)
+
+    if job.get("wide"):
+        triton_gemm.spans_wide = lambda tensor: True
+    return cross_compile(launch, job["arch"])
 
 
 def result(job: dict[str, Any]) -> dict[str, Any]:
+    spans_wide = triton_gemm.spans_wide
     try:
-        kernel = compile_job(job)
+        kernel, *others = compile_job(job)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
-    text = kernel.asm.get("amdgcn") or kernel.asm["ptx"]
+    finally:
+        triton_gemm.spans_wide = spans_wide
+    text = kernel.text("amdgcn") or kernel.text("ptx")
     matrix = re.search(r"v_wmma_\w+|v_mfma_\w+|wgmma\.mma\w+|mma\.sync", text)
-    spilled = re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)
+    spilled = re.findall(r"\.vgpr_spill_count:\s+(\d+)|(\d+) bytes spill stores", text + kernel.log)
     return {
         "error": "",
+        "kernels": [kernel.name, *(other.name for other in others)],
         "binary_bytes": len(kernel.asm.get("hsaco") or kernel.asm["cubin"]),
         "matrix": matrix.group() if matrix else "",
-        "shared_bytes": kernel.metadata.shared,
-        "spilled": int(spilled[-1]) if spilled else 0,
-        "wide_multiplies": len(re.findall(r"muli.*xi64>", kernel.asm["ttir"])),
-        "mentions_fault": "FAULT" in kernel.asm["ttir"],
+        "shared_bytes": kernel.metadata["shared"],
+        "spilled": max((int(a or b) for a, b in spilled), default=0),
+        "serialized": re.findall(r"C7\d\d\d", kernel.log),
+        "and_or": len(re.findall(r"v_and_or_b32|lop3\.b32 \S+ \S+ 0x000F000F, 0x6", text)),
+        "packed": len(re.findall(r"v_pk_mul_f16|mul\.rn\.b?f16x2", text)),
+        "weights_in_shared": "stmatrix" in text or bool(re.search(r"st\.shared[^;]*b16", text)),
+        "wide_multiplies": len(re.findall(r"muli.*xi64>", kernel.text("ttir"))),
+        "mentions_fault": "FAULT" in kernel.text("ttir"),
     }
 
 

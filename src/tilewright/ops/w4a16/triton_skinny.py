@@ -1,0 +1,229 @@
+"""W4A16 for a few rows of x in portable Triton: every weight is read once, and K is split.
+
+::
+
+    y[m, n] = sum_k x[m, k] * s[n, k // G] * (q[n, k] - z[n, k // G]) + bias[n]
+
+Decoding reads far more weights than it multiplies; what counts is how many loads are in flight.
+The grid is (tiles of N) x (SPLIT shares of K). A program walks its share in steps of BLOCK_K and
+keeps one sum a row of x, a row of w and a word: no reduction within the loop::
+
+    q [BLOCK_N, BLOCK_K / 8]  -> 8 codes q - z, exact, float32
+    x [BLOCK_M, BLOCK_K / 8]  of the columns of one code of each word, 8 times
+    part += (q - z) * x       [BLOCK_M, BLOCK_N, BLOCK_K / 8] float32
+    acc  += part * s          once a step: a step lies in one group
+
+Weights are not rounded at all. At the end acc is summed over the words. With SPLIT > 1 it goes to
+`partials` [SPLIT, M, N] float32, and a second kernel adds the shares in their order, so that two
+launches agree bit for bit; no atomics, no counters. A share without a step of K writes zeros.
+
+Every row of x has sums of its own, so M is at most BLOCK_M, and BLOCK_M x BLOCK_N x BLOCK_K / 8 sums
+live in registers.
+
+FAULT is as in `triton_gemm`.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.layout.triton import WordsW4
+from tilewright.ops.w4a16.triton_gemm import (
+    INTERPRETED,
+    check_device,
+    spans_wide,
+    weight_arguments,
+    weight_strides,
+    weight_tensors,
+)
+from tilewright.ops.w4a16.triton_parts import bfloat16_bits, code_values, to_float32
+from tilewright.tiles.tile import Tile
+
+__all__ = ["launch_w4a16_skinny", "workspace_skinny"]
+
+_SUMMED: int = 256  # outputs of a program of the second pass
+
+
+@triton.jit
+def _store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
+    """float32 rounded once to the dtype of y."""
+    dtype: tl.constexpr = y_ptrs.dtype.element_ty
+    if INTERPRET and dtype == tl.bfloat16:
+        v = bfloat16_bits(v).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    tl.store(y_ptrs, v.to(dtype), mask=mask)
+
+
+@triton.jit
+def _w4a16_skinny_kernel(
+    x_ptr, q_ptr, s_ptr, z_ptr, b_ptr, y_ptr, p_ptr,
+    M, N, K,
+    stride_xm, stride_xk, stride_qn, stride_qk, stride_sn, stride_sg, stride_zn, stride_zg,
+    stride_ym, stride_yn,
+    GROUP: tl.constexpr, ZEROS: tl.constexpr, WORDS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N columns of y, or of one share of it."""
+    pid_n = tl.program_id(0)
+    share = tl.program_id(1)
+    steps = tl.cdiv(K, BLOCK_K)
+    each = tl.cdiv(steps, SPLIT)
+    if FAULT == "split-boundary":  # whole shares only: what is left over belongs to nobody
+        each = steps // SPLIT
+    first = share * each
+    last = tl.minimum(first + each, steps)
+
+    rows = tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_w = tl.arange(0, BLOCK_K // 8)
+    row_m = tl.minimum(rows, M - 1)
+    row_n = tl.minimum(offs_n, N - 1)
+    shift_z = (row_n % 8) * 4
+    if WIDE:
+        offs_w = offs_w.to(tl.int64)
+        row_m = row_m.to(tl.int64)
+        row_n = row_n.to(tl.int64)
+    # The column of code 0 of a word; those of the others follow at 8 p + h, or at 2 p + h.
+    if WORDS == "k8":
+        offs_x = offs_w * 8
+        PAIR: tl.constexpr = 2
+        WORD_K: tl.constexpr = 8
+    else:
+        offs_x = offs_w // 4 * 32 + offs_w % 4 * 2
+        PAIR: tl.constexpr = 8
+        WORD_K: tl.constexpr = 32
+
+    x_ptrs = x_ptr + row_m[:, None] * stride_xm
+    q_ptrs = q_ptr + row_n[:, None] * stride_qn
+    s_ptrs = s_ptr + row_n * stride_sn
+    z_ptrs = z_ptr
+    if ZEROS == "bytes":
+        z_ptrs = z_ptr + row_n * stride_zn
+    elif ZEROS == "packed":
+        z_ptrs = z_ptr + (row_n // 8) * stride_zn
+    zero = tl.full((BLOCK_N,), 8, tl.int32)
+    acc = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_K // 8), tl.float32)
+
+    for step in range(first, last):
+        k = step * BLOCK_K
+        at_w = (offs_w + k // 8)[None, :]
+        if EVEN_K:
+            q = tl.load(q_ptrs + at_w * stride_qk)
+        else:
+            mask_w = at_w < tl.cdiv(K, WORD_K) * (WORD_K // 8)
+            q = tl.load(q_ptrs + at_w * stride_qk, mask=mask_w, other=0)
+        g = 0
+        if GROUP > 0:
+            g = k // GROUP
+        scale = to_float32(tl.load(s_ptrs + g * stride_sg), INTERPRET)
+        if ZEROS == "bytes":
+            zero = tl.load(z_ptrs + g * stride_zg).to(tl.int32)
+        elif ZEROS == "packed":
+            zero = (tl.load(z_ptrs + g * stride_zg) >> shift_z) & 0xF
+        part = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_K // 8), tl.float32)
+        for j in tl.static_range(8):
+            column: tl.constexpr = j // 2 * PAIR + j % 2
+            at_k = (offs_x + (k + column))[None, :]
+            if EVEN_K:
+                x = tl.load(x_ptrs + at_k * stride_xk)
+            else:
+                x = tl.load(x_ptrs + at_k * stride_xk, mask=at_k < K, other=0.0)
+            w = code_values(q, zero[:, None], j)  # [BLOCK_N, BLOCK_K / 8]
+            part += to_float32(x, INTERPRET)[:, None, :] * w[None, :, :]
+        acc += part * scale[None, :, None]
+
+    y = tl.sum(acc, axis=2)  # [BLOCK_M, BLOCK_N]
+    mask_y = (rows < M)[:, None] & (offs_n < N)[None, :]
+    if SPLIT > 1:
+        if FAULT == "stale-partial":  # a share without a step leaves its place as it was
+            mask_y = mask_y & (first < last)
+        row_p = (rows + share * M).to(tl.int64)
+        tl.store(p_ptr + row_p[:, None] * N + offs_n[None, :], y, mask=mask_y)
+    else:
+        if HAS_BIAS:
+            y += to_float32(tl.load(b_ptr + row_n), INTERPRET)[None, :]
+        y_ptrs = y_ptr + row_m[:, None] * stride_ym + row_n[None, :] * stride_yn
+        _store(y_ptrs, y, mask_y, INTERPRET)
+
+
+@triton.jit
+def _sum_kernel(
+    p_ptr, b_ptr, y_ptr, M, N, stride_ym, stride_yn,
+    SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,
+    FAULT: tl.constexpr,
+):  # fmt: skip
+    """BLOCK values of y, from the shares of K in their order."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < M * N
+    m = (at // N).to(tl.int64)
+    n = (at % N).to(tl.int64)
+    y = tl.zeros((BLOCK,), tl.float32)
+    shares: tl.constexpr = SPLIT - 1 if FAULT == "lost-partial" else SPLIT
+    for share in tl.static_range(shares):
+        y += tl.load(p_ptr + (m + share * M) * N + n, mask=mask, other=0.0)
+    if HAS_BIAS:
+        y += to_float32(tl.load(b_ptr + n, mask=mask, other=0.0), INTERPRET)
+    y_ptrs = y_ptr + m * stride_ym + n * stride_yn
+    _store(y_ptrs, y, mask, INTERPRET)
+
+
+def workspace_skinny(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
+    """Floats of partial sums and arrival counters that a tile needs: the shares, and none."""
+    return (tile.split_k * M * N if tile.split_k > 1 else 0), 0
+
+
+def launch_w4a16_skinny(
+    x: torch.Tensor,
+    weight: WordsW4,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: Tile,
+    workspace: Any,
+) -> None:
+    """Write x @ W.T + bias to y. Neither chooses, allocates nor checks a rule.
+
+    Args:
+        x: [M, K], 1 <= M <= tile.block_m, any strides, columns in the weight's order.
+        weight: on the device of x.
+        bias: [N] of any floating dtype, contiguous.
+        y: [M, N] of the dtype of x, any strides.
+        tile: "skinny" of `triton_space.TRITON_SPACE`, or a planted one.
+        workspace: `partials` of what `workspace_skinny` says; any content.
+
+    Raises:
+        UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
+    """
+    check_device(x)
+    m, k = x.shape
+    n = weight.N
+    arguments = weight_arguments(weight, x.dtype, "packed", "")
+    fault = tile.as_dict().get("planted", "")
+    b = weight.scales if bias is None else bias
+    split = tile.split_k > 1
+    partials = workspace.partials if split else weight.scales
+    _w4a16_skinny_kernel[(triton.cdiv(n, tile.block_n), tile.split_k)](
+        x, weight.words, weight.scales, weight.words if weight.zeros is None else weight.zeros,
+        b, y, partials,
+        m, n, k,
+        *x.stride(), *weight_strides(weight), *y.stride(),
+        GROUP=arguments["GROUP"], ZEROS=arguments["ZEROS"], WORDS=arguments["WORDS"],
+        HAS_BIAS=bias is not None,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLIT=tile.split_k,
+        EVEN_K=k % max(tile.block_k, 32) == 0,
+        WIDE=any(spans_wide(t) for t in (x, y, *weight_tensors(weight))),
+        INTERPRET=INTERPRETED, FAULT=fault,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if split:
+        _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
+            partials, b, y, m, n, *y.stride(),
+            SPLIT=tile.split_k, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED,
+            FAULT=fault, num_warps=2,
+        )  # fmt: skip
