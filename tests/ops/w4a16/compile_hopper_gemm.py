@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from tilewright.ops.gluon_compat import GluonASTSource
 from tilewright.ops.w4a16 import hopper_gemm
 from tilewright.ops.w4a16.hopper_parts import tile_layouts
+from tilewright.tiles.tile import Tile
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -43,7 +44,8 @@ def compile_job(job: dict[str, Any]) -> Any:
         "bias_ptr": f"*{dtype}", "part_ptr": "*fp32", "count_ptr": "*i32",
     }  # fmt: skip
     constants = {
-        "BN": bn, "BM": bm, "GROUPS": groups, "ASYM": asym, "HAS_BIAS": job.get("bias", True),
+        "BN": bn, "BM": bm, "KB": job["block_k"] // 64, "GROUPS": groups, "ASYM": asym,
+        "HAS_BIAS": job.get("bias", True),
         "TMA_Y": tma_y, "CUT": job.get("cut", True), "STAGES": job["num_stages"], "GROUP_M": 4,
         "WORDS": layouts.words, "ROW_WORDS": layouts.row_words, "ACC": layouts.acc,
         "FLAT": layouts.flat, "Y_SHARED": layouts.x_shared,
@@ -58,7 +60,8 @@ def compile_job(job: dict[str, Any]) -> Any:
         {(names.index(name),): value for name, value in constants.items()},
         {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"},
     )
-    options = {"num_warps": hopper_gemm.num_warps(bn)}
+    tile = Tile.of("hopper", block_n=bn, ctas=job["ctas"])
+    options = {"num_warps": hopper_gemm.num_warps(bn), "maxnreg": hopper_gemm.registers(tile)}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 

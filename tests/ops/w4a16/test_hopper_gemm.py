@@ -27,7 +27,8 @@ SIZES = [(n, m) for n in (64, 128, 256) for m in (16, 32, 64, 128, 256) if n * m
 
 def job(block_n: int, block_m: int, **rest: Any) -> dict[str, Any]:
     stages = STAGES.get((block_n, block_m), 6)
-    return {"block_n": block_n, "block_m": block_m, "num_stages": stages, **rest}
+    fields = {"block_n": block_n, "block_m": block_m, "block_k": 64, "num_stages": stages}
+    return {**fields, "ctas": 1, **rest}
 
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -38,6 +39,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "two groups masked": job(128, 256, groups=2, tma_y=False),
     "symmetric": job(64, 64, asym=False),
     "small": job(64, 16, groups=2),
+    "long steps": job(128, 128, block_k=128, num_stages=3),
+    "two programs": job(128, 64, block_k=128, num_stages=2, ctas=2),
+    "three programs": job(64, 64, ctas=3),
 }
 SLOW = {
     f"{n}x{m} {dtype} {groups} {'asym' if asym else 'sym'}": job(
@@ -88,8 +92,9 @@ def test_shared_memory_is_within_what_the_space_is_told(
     from tilewright.ops.w4a16.hopper_gemm import smem_hopper
 
     one = JOBS[name]
-    tile = Tile.of("hopper", **{k: one[k] for k in ("block_n", "block_m", "num_stages")})
-    assert compiled[name]["shared_bytes"] <= smem_hopper(tile) <= 227 * 1024
+    fields = ("block_n", "block_m", "block_k", "num_stages")
+    tile = Tile.of("hopper", **{field: one[field] for field in fields})
+    assert compiled[name]["shared_bytes"] <= smem_hopper(tile) <= 227 * 1024 // one["ctas"]
 
 
 @pytest.mark.slow
@@ -100,7 +105,10 @@ def test_every_size_of_tile_keeps_weights_in_registers(rows: int, tmp_path: Path
         hold(name, jobs[name], found)
 
 
-BASE = Tile.of("hopper", block_n=128, block_m=256, num_stages=4, split_k=1, group_m=4)
+BASE = Tile.of(
+    "hopper", block_n=128, block_m=256, block_k=64, num_stages=4, split_k=1, ctas=1,
+    group_m=4,
+)  # fmt: skip
 SHAPES = [(1, 97, 100), (300, 1024, 4096), (1024, 6144, 4096), (1000, 24576, 64), (4096, 4096, 288)]
 
 
@@ -128,13 +136,13 @@ def covered(tile: Tile, m: int, n: int, k: int, units: int) -> dict[int, list[tu
 @pytest.mark.parametrize("split_k", [0, 1, 2, 3, 8])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES, ids=lambda v: str(v))
 def test_a_plan_sums_every_step_of_every_tile_once(m: int, n: int, k: int, split_k: int) -> None:
-    steps = -(-k // 64)
+    tiles, steps = -(-m // 256) * -(-n // 128), -(-k // 64)
     for pieces in covered(BASE.replace(split_k=split_k), m, n, k, 132).values():
         assert pieces[0][0] == 0
         assert pieces[-1][1] == steps
         assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
         if split_k:
-            assert len(pieces) == min(split_k, steps)
+            assert len(pieces) == (min(split_k, steps) if tiles < 132 else 1)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +169,7 @@ def test_workspace_is_asked_for_only_when_tiles_are_cut() -> None:
     assert (floats, counters) == (2 * 48 * 128 * 256, 16)
     floats, counters = workspace_hopper(BASE.replace(split_k=0), 1024, 6144, 4096, 132)
     assert (floats, counters) == (2 * 132 * 128 * 256, 192)
+    floats, counters = workspace_hopper(
+        BASE.replace(split_k=0, ctas=2, block_m=64, block_k=128), 128, 4096, 4096, 132
+    )
+    assert (floats, counters) == (2 * 264 * 128 * 64, 64)

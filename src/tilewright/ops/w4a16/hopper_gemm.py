@@ -5,11 +5,11 @@
     y[m, n] = sum_k x[m, k] * s[n, k // G] * (q[n, k] - z[n, k // G]) + bias[n]
 
 One program runs on each multiprocessor. A producer warp feeds TMA loads through a ring of
-`num_stages` buffers, each with one 64-wide step of K::
+`num_stages` buffers. A step of K is one or two blocks of 64, each::
 
     x [BM, 64] swizzled    words [BN / 64, 4, 128]    scales, zeros [BN / 64, groups, ..]
 
-The other warps turn a step's words into wgmma's register operand (`hopper_parts`), four k16 slices
+The other warps turn a block's words into wgmma's register operand (`hopper_parts`), four k16 slices
 in turn, two in flight: the dequantization of one slice runs under the products of the two before.
 Sums are float32, the bias is added to them, and the result is rounded once. The product is
 transposed, so acc is [BN, BM]: BN rows of the weight, BM rows of x.
@@ -17,11 +17,13 @@ transposed, so acc is [BN, BM]: BN rows of the weight, BM rows of x.
 Fields of a tile ("hopper")
     block_n     64 (4 warps multiply), 128 or 256 (8 warps): rows of the weight
     block_m     16 to 256, a power of two: rows of x; at most 32768 / block_n
-    num_stages  steps in flight; `smem_hopper` says what they take
+    block_k     64 or 128: columns of a step
+    num_stages  steps in flight, at least 2; `smem_hopper` says what they take
     ctas        programs that a multiprocessor runs at once, sharing its registers
     group_m     rows of tiles that are walked column by column, to share x and w in the cache
-    split_k     1: whole tiles only. 2 and more: each tile's K in so many parts. 0: as many tiles
-                as fill every multiprocessor evenly are cut, each program taking an equal stretch
+    split_k     1: whole tiles only. 2 to 8: each tile's K in so many parts, where there are fewer
+                tiles than programs. 0: as many tiles are cut as it takes for every program to get
+                an equal stretch of K
 
 A tile cut in parts is finished by the part that arrives last: parts leave float32 sums in the
 workspace, and the last one adds them all in the order of K. Arrival is counted; no sum depends on
@@ -115,11 +117,11 @@ def _item(i, start, end, parts, cut, steps):
 @gluon.jit
 def _producer(
     x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps,
-    steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
-    STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr, AHEAD: gl.constexpr,
+    blocks_per_group, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
+    ASYM: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """One warp: the loads of every step, as buffers become free."""
-    BYTES: gl.constexpr = BM * 128 + BN * 32 + BN * 2 * GROUPS + ASYM * BN * GROUPS // 2
+    BYTES: gl.constexpr = KB * (BM * 128 + BN * 32 + BN * 2 * GROUPS + ASYM * BN * GROUPS // 2)
     start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
     it = 0
     for i in range(parts + whole):
@@ -130,21 +132,21 @@ def _producer(
             mbarrier.wait(empty.index(stage), (it // STAGES) & 1)
             bar = full.index(stage)
             mbarrier.expect(bar, BYTES)
-            block = pid_n * (BN // 64)
-            g = k * 2 if GROUPS == 2 else k // steps_per_group
-            tma_load(w_desc, [block, k * 4, 0], bar, ws.index(stage))
-            tma_load(s_desc, [block, g, 0], bar, ss.index(stage))
-            if ASYM:
-                tma_load(z_desc, [block, g, 0], bar, zs.index(stage * ZERO_SLOTS))
-            tma_load(x_desc, [pid_m * BM, k * 64], bar, xs.index(stage))
+            block_n = pid_n * (BN // 64)
+            for b in gl.static_range(KB):
+                at = stage * KB + b
+                block_k = k * KB + b
+                g = block_k * 2 if GROUPS == 2 else block_k // blocks_per_group
+                tma_load(w_desc, [block_n, block_k * 4, 0], bar, ws.index(at))
+                tma_load(s_desc, [block_n, g, 0], bar, ss.index(at))
+                if ASYM:
+                    tma_load(z_desc, [block_n, g, 0], bar, zs.index(at * ZERO_SLOTS))
+                tma_load(x_desc, [pid_m * BM, block_k * 64], bar, xs.index(at))
             it += 1
-    if AHEAD:
-        mbarrier.wait(empty.index(it % STAGES), (it // STAGES) & 1)
-        mbarrier.arrive(full.index(it % STAGES), count=1)
 
 
 @gluon.jit
-def _half_step(acc, q0, q1, s, z, x, AT: gl.constexpr, ACC: gl.constexpr, DTYPE: gl.constexpr):
+def _half_block(acc, q0, q1, s, z, x, AT: gl.constexpr, ACC: gl.constexpr, DTYPE: gl.constexpr):
     """32 of K. Four products a step exceed the two in flight, so that no register of a pending
     product is written again, not even by the next step."""
     w = dequantize(q0, s, z, ACC, DTYPE)
@@ -156,17 +158,15 @@ def _half_step(acc, q0, q1, s, z, x, AT: gl.constexpr, ACC: gl.constexpr, DTYPE:
 
 
 @gluon.jit
-def _fetch(
-    it, ws, ss, zs, full, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, WORDS: gl.constexpr,
-    ROW_WORDS: gl.constexpr, DTYPE: gl.constexpr, ASYM: gl.constexpr,
+def _block(
+    at, ws, ss, zs, ZERO_SLOTS: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr,
+    DTYPE: gl.constexpr, ASYM: gl.constexpr,
 ):  # fmt: skip
-    """A step's words, scales and zero points in registers, once its loads have arrived."""
-    stage = it % STAGES
-    mbarrier.wait(full.index(stage), (it // STAGES) & 1)
-    words = load_words(ws.index(stage), WORDS)
-    s0, s1 = load_scales(ss.index(stage), ROW_WORDS)
-    z0, z1 = load_zeros(zs.index(stage * ZERO_SLOTS), s0[0], ROW_WORDS, DTYPE, ASYM)
-    return words, s0, s1, z0, z1
+    """The words of the 64-wide block `at`, and its two halves' scales and zero points."""
+    words = load_words(ws.index(at), WORDS)
+    s0, s1 = load_scales(ss.index(at), ROW_WORDS)
+    z0, z1 = load_zeros(zs.index(at * ZERO_SLOTS), s0[0], ROW_WORDS, DTYPE, ASYM)
+    return split_steps(words), s0, s1, z0, z1
 
 
 @gluon.jit
@@ -233,10 +233,10 @@ def _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS: gl.constexpr, TMA
 @gluon.jit
 def _consumer(
     y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m, tiles_n, cut,
-    steps, BN: gl.constexpr, BM: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr,
-    TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr,
-    GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
-    FLAT: gl.constexpr, DTYPE: gl.constexpr, AHEAD: gl.constexpr,
+    steps, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, ASYM: gl.constexpr,
+    HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
+    ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr,
+    ACC: gl.constexpr, FLAT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
     step `it` frees the buffer of step it - 1, so all but the last are free from the start."""
@@ -244,33 +244,30 @@ def _consumer(
         mbarrier.arrive(empty.index(i), count=1)
     start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
     it = 0
-    if AHEAD:
-        words, s0, s1, z0, z1 = _fetch(
-            it, ws, ss, zs, full, STAGES, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
-        )
     for i in range(parts + whole):
         t, first, last = _item(i, start, end, parts, cut, steps)
         pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
         acc = gl.zeros((BN, BM), gl.float32, ACC)
         for _k in range(first, last):
             stage = it % STAGES
-            x = xs.index(stage)
-            if not AHEAD:
-                words, s0, s1, z0, z1 = _fetch(
-                    it, ws, ss, zs, full, STAGES, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
+            mbarrier.wait(full.index(stage), (it // STAGES) & 1)
+            q, s0, s1, z0, z1 = _block(
+                stage * KB, ws, ss, zs, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
+            )
+            if KB == 2:
+                r, s2, s3, z2, z3 = _block(
+                    stage * KB + 1, ws, ss, zs, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
                 )
-            q0, q1, q2, q3 = split_steps(words)
-            acc = _half_step(acc, q0, q1, s0, z0, x, 0, ACC, DTYPE)
-            # Products of the step before are done: all but two, which are of this step.
+            x = xs.index(stage * KB)
+            acc = _half_block(acc, q[0], q[1], s0, z0, x, 0, ACC, DTYPE)
+            # All but two products are done: the buffers of the step before are read.
             mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1)
+            acc = _half_block(acc, q[2], q[3], s1, z1, x, 32, ACC, DTYPE)
+            if KB == 2:
+                x = xs.index(stage * KB + 1)
+                acc = _half_block(acc, r[0], r[1], s2, z2, x, 0, ACC, DTYPE)
+                acc = _half_block(acc, r[2], r[3], s3, z3, x, 32, ACC, DTYPE)
             it += 1
-            s = s1
-            z = z1
-            if AHEAD:
-                words, s0, s1, z0, z1 = _fetch(
-                    it, ws, ss, zs, full, STAGES, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
-                )
-            acc = _half_step(acc, q2, q3, s, z, x, 32, ACC, DTYPE)
         acc = warpgroup_mma_wait(0, [acc])
         if CUT:
             done = last - first == steps
@@ -285,24 +282,24 @@ def _consumer(
 
 
 # One compiled kernel serves every size: the problem's numbers are not compiled in.
-@gluon.jit(do_not_specialize=["M", "N", "cut", "steps", "steps_per_group"])
+@gluon.jit(do_not_specialize=["M", "N", "cut", "steps", "blocks_per_group"])
 def _w4a16_hopper_kernel(
     x_desc, w_desc, s_desc, z_desc, y, bias_ptr, part_ptr, count_ptr, M, N, cut, steps,
-    steps_per_group, BN: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, ASYM: gl.constexpr,
-    HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr, ACC: gl.constexpr,
-    FLAT: gl.constexpr, Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr, AHEAD: gl.constexpr,
+    blocks_per_group, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
+    ASYM: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr,
+    STAGES: gl.constexpr, GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr,
+    ACC: gl.constexpr, FLAT: gl.constexpr, Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """`cut` tiles are cut in parts; `steps` are 64 of K; GROUPS of scales lie in one step."""
+    """`cut` tiles are cut in parts; `steps` are 64 KB of K; GROUPS of scales lie in 64 of K."""
     DTYPE: gl.constexpr = x_desc.dtype
     # TMA writes to multiples of 128 bytes, and a step's zero points may take less.
     ZERO_SLOTS: gl.constexpr = max(1, 256 // (BN * GROUPS))
-    xs = gl.allocate_shared_memory(DTYPE, [STAGES, BM, 64], x_desc.layout)
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 64, 4, 128], w_desc.layout)
-    ss = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 64, GROUPS, 32], s_desc.layout)
+    xs = gl.allocate_shared_memory(DTYPE, [STAGES * KB, BM, 64], x_desc.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES * KB, BN // 64, 4, 128], w_desc.layout)
+    ss = gl.allocate_shared_memory(gl.int32, [STAGES * KB, BN // 64, GROUPS, 32], s_desc.layout)
     if ASYM:
         zs = gl.allocate_shared_memory(
-            gl.uint8, [STAGES * ZERO_SLOTS, BN // 64, GROUPS, 32], z_desc.layout
+            gl.uint8, [STAGES * KB * ZERO_SLOTS, BN // 64, GROUPS, 32], z_desc.layout
         )
     else:
         zs = ss
@@ -322,12 +319,12 @@ def _w4a16_hopper_kernel(
         [
             (_consumer, (
                 y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m,
-                tiles_n, cut, steps, BN, BM, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES, ZERO_SLOTS,
-                GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE, AHEAD,
+                tiles_n, cut, steps, BN, BM, KB, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES, ZERO_SLOTS,
+                GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE,
             )),
             (_producer, (
                 x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut,
-                steps, steps_per_group, BN, BM, GROUPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M, AHEAD,
+                steps, blocks_per_group, BN, BM, KB, GROUPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M,
             )),
         ],
         [1],
@@ -345,16 +342,18 @@ class _Plan(NamedTuple):
 def _plan(tile: Tile, M: int, N: int, K: int, units: int) -> _Plan:
     units = units * tile.ctas
     tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
-    steps = -(-K // BLOCK)
-    if tile.split_k == 1 or steps == 1:
+    steps = -(-K // tile.block_k)
+    programs, cut = min(units, tiles), 0
+    if tile.split_k > 1 and tiles < units:
+        programs, cut = tiles * min(tile.split_k, steps), tiles
+    elif tile.split_k == 0:
+        programs = min(units, tiles * max(1, steps // _LEAST_STEPS))
+        if tiles % programs:
+            # All whole rounds but one stay whole: a program's stretch is one to two tiles long.
+            cut = tiles - max(0, tiles // programs - 1) * programs
+    if (steps == 1 and cut) or cut * steps * programs >= 2**31:  # what the kernel's int32 hold
         return _Plan(min(units, tiles), 0)
-    if tile.split_k > 1:
-        return _Plan(tiles * min(tile.split_k, steps), tiles)
-    programs = min(units, tiles * max(1, steps // _LEAST_STEPS))
-    if tiles % programs == 0:
-        return _Plan(programs, 0)
-    # All whole rounds but one stay whole: a program's stretch is one to two tiles long.
-    return _Plan(programs, tiles - max(0, tiles // programs - 1) * programs)
+    return _Plan(programs, cut)
 
 
 def workspace_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
@@ -376,7 +375,7 @@ def smem_hopper(tile: Tile) -> int:
     bn, bm = tile.block_n, tile.block_m
     zeros = max(128, bn)  # two groups a step
     step = bm * 128 + bn * 32 + bn * 4 + zeros
-    return int(tile.num_stages * (step + 16) + bm * bn * 2 + 1024)
+    return int(tile.num_stages * (tile.block_k // BLOCK * step + 16) + bm * bn * 2 + 1024)
 
 
 @functools.lru_cache
@@ -451,7 +450,9 @@ def launch_w4a16_hopper(
     groups = 2 if weight.group_size == BLOCK // 2 and k > weight.group_size else 1
     layouts = _layouts(bn, bm, groups)
     plan = _plan(tile, m, n, k, _units(x.device))
-    steps = -(-k // BLOCK)
+    steps = -(-k // tile.block_k)
+    # One group serves all of K, or G lies in one block or fills several.
+    per_group = -(-(k if weight.group_size >= k else weight.group_size) // BLOCK)
     w_desc, s_desc, z_desc = _weight_descriptors(weight, bn, groups, layouts)
     row = x.stride(0) if m > 1 else -(-k // 8) * 8
     x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, BLOCK], layouts.x_shared)
@@ -462,10 +463,10 @@ def launch_w4a16_hopper(
         weight.scales if bias is None else bias,
         workspace.partials if plan.cut else weight.words,
         workspace.counters if plan.cut else weight.words,
-        m, n, plan.cut, steps, steps if weight.group_size >= k else -(-weight.group_size // BLOCK),
-        BN=bn, BM=bm, GROUPS=groups, ASYM=weight.zeros is not None, HAS_BIAS=bias is not None,
-        TMA_Y=tma_y, CUT=plan.cut > 0, STAGES=tile.num_stages, GROUP_M=tile.group_m,
-        WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
-        FLAT=layouts.flat, Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS, AHEAD=tile.ahead,
+        m, n, plan.cut, steps, per_group,
+        BN=bn, BM=bm, KB=tile.block_k // BLOCK, GROUPS=groups, ASYM=weight.zeros is not None,
+        HAS_BIAS=bias is not None, TMA_Y=tma_y, CUT=plan.cut > 0, STAGES=tile.num_stages,
+        GROUP_M=tile.group_m, WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
+        FLAT=layouts.flat, Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
         num_warps=num_warps(bn), maxnreg=registers(tile),
     )  # fmt: skip
