@@ -15,6 +15,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,127 @@ def _greedy_cells(prompts: Sequence[dict[str, Any]] | None) -> list[str]:
     return [f"{same} of {len(prompts)}", ", ".join(parts) or "none"]
 
 
-_KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "versus-llama-cpp": versus_table,
-    "quality": quality_table,
+_ARMS = {
+    "cublas/float16": "cuBLAS fp16",
+    "humming/float16": "Humming",
+    "gemlite/float16": "gemlite",
+    "tinygemm/bfloat16": "torch int4, bf16",
+    "triton/float16": "portable Triton",
+    "tilewright/float16": "Tilewright fp16",
+    "tilewright/bfloat16": "Tilewright bf16",
+}
+_CACHES = {"prefill": "cold", "small": "cold", "decode": "rotating"}
+_CACHE_WORDS = {
+    "cold": "the L2 flushed before each launch",
+    "rotating": "launches in turn over copies of the weight that no L2 holds together",
 }
 
 
-def newest(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The newest result of `kind` for each model file, by model name.
+def gpu_table(result: dict[str, Any], part: str) -> str:
+    """Times of every arm of one part of a GPU run, and what the bars of that part say."""
+    cases = [case for case in result["cases"] if case["part"] == part]
+    if part == "error":
+        return _gpu_errors(result, cases)
+    cache = _CACHES[part]
+    arms = [arm for arm in _ARMS if any(_us(case, cache, arm) for case in cases)]
+    header = ["N x K, M", *(f"{_ARMS[arm]} us" for arm in arms), "vs cuBLAS", "vs Humming"]
+    rows = []
+    for case in cases:
+        cells = [f"{case['N']} x {case['K']}, {case['M']}"]
+        for arm in arms:
+            us = _us(case, cache, arm)
+            wrong = "failed" if arm in case["failed"] else ""
+            cells.append(f"{statistics.median(us):.1f}" if us else wrong)
+        cells += [_faster(case, cache, arm) for arm in ("cublas/float16", "humming/float16")]
+        rows.append(cells)
+    gpu = result["origin"]["gpu"]
+    note = (
+        f"{gpu['name']}, {result['origin']['date'][:10]}; median of {_blocks(cases, cache)} blocks "
+        f"in random order, {_CACHE_WORDS[cache]}; a ratio above 1 is Tilewright fp16 being faster."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
+
+
+def _us(case: dict[str, Any], cache: str, arm: str) -> list[float]:
+    if arm in case["failed"] or cache not in case:
+        return []
+    return [block["us"][arm] for block in case[cache]["blocks"] if arm in block["us"]]
+
+
+def _faster(case: dict[str, Any], cache: str, peer: str) -> str:
+    theirs, ours = _us(case, cache, peer), _us(case, cache, "tilewright/float16")
+    if not theirs or not ours:
+        return ""
+    return f"{statistics.median(a / b for a, b in zip(theirs, ours, strict=True)):.2f}x"
+
+
+def _blocks(cases: Sequence[dict[str, Any]], cache: str) -> str:
+    return "/".join(sorted({str(len(case[cache]["blocks"])) for case in cases if cache in case}))
+
+
+def _gpu_errors(result: dict[str, Any], cases: Sequence[dict[str, Any]]) -> str:
+    worst: dict[str, float] = {}
+    for case in cases:
+        for arm, row in case["arms"].items():
+            error = float("inf") if row["error"] is None else row["error"]
+            worst[arm] = max(worst.get(arm, 0.0), error)
+    rows = [[_ARMS.get(arm, arm), f"{error:.1e}"] for arm, error in sorted(worst.items())]
+    note = (
+        f"{result['origin']['gpu']['name']}, {result['origin']['date'][:10]}; relative Frobenius "
+        f"error against float64 products of the exact weights, the worst of {len(cases)} products, "
+        "plain and replayed from a CUDA graph."
+    )
+    return f"{markdown(['kernel', 'worst relative error'], rows)}\n\n{note}"
+
+
+def gpu_model_table(result: dict[str, Any], subject: str) -> str:
+    """Time to the first token of each arm of the synthetic model."""
+    rows = []
+    for arm in result["arms"]:
+        name = arm["name"]
+        us = [block["us"][name] for block in result["blocks"] if name in block["us"]]
+        stands = [
+            f"{row['ratio']:.3f}x ({row['low']:.3f}-{row['high']:.3f}) "
+            f"{row['verdict']} of {row['a']}"
+            for row in result["judgements"]
+            if row["b"] == name
+        ]
+        time = f"{statistics.median(us) / 1e3:.2f}" if us else "wrong"
+        rows.append([name, time, "; ".join(stands)])
+    note = (
+        f"{subject}, {result['input_len']} tokens in, on {result['origin']['gpu'].get('name')}, "
+        f"{result['origin']['date'][:10]}; median of {len(result['blocks'])} blocks in random "
+        "order; ratio above 1 is faster, with its 95 % interval."
+    )
+    return f"{markdown(['change set', 'TTFT ms', 'against'], rows)}\n\n{note}"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a kind of result is shown: a table for each of its subjects."""
+
+    show: Callable[[dict[str, Any], str], str]
+    subjects: Callable[[dict[str, Any]], list[str]]
+
+
+def _model_file(result: dict[str, Any]) -> list[str]:
+    return [result["model"]["file"]]
+
+
+def _parts(result: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(case["part"] for case in result["cases"]))
+
+
+_KINDS = {
+    "versus-llama-cpp": _Kind(lambda result, _: versus_table(result), _model_file),
+    "quality": _Kind(lambda result, _: quality_table(result), _model_file),
+    "gpu-w4a16": _Kind(gpu_table, _parts),
+    "gpu-w4a16-model": _Kind(gpu_model_table, _model_file),
+}
+
+
+def newest(folder: Path, kind: str) -> dict[str, dict[str, Any]]:
+    """The newest result of `kind` for each subject: a model's file, or a part of a GPU run.
 
     Raises:
         RenderError: there is none, or the kind is unknown.
@@ -133,13 +247,15 @@ def newest(folder: Path, kind: str) -> list[dict[str, Any]]:
     latest: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text())
-        if result.get("kind") == kind:
-            file = result["model"]["file"]
-            if file not in latest or result["origin"]["date"] >= latest[file]["origin"]["date"]:
-                latest[file] = result
+        if result.get("kind") != kind:
+            continue
+        for subject in _KINDS[kind].subjects(result):
+            old = latest.get(subject)
+            if old is None or result["origin"]["date"] >= old["origin"]["date"]:
+                latest[subject] = result
     if not latest:
         raise RenderError(f"results:{kind}: no result of that kind lies in {folder}")
-    return [latest[file] for file in sorted(latest)]
+    return {subject: latest[subject] for subject in sorted(latest)}
 
 
 def render(text: str, folder: Path) -> str:
@@ -152,8 +268,9 @@ def render(text: str, folder: Path) -> str:
         raise RenderError("a results marker is malformed or lacks its <!-- /results -->")
 
     def fill(match: re.Match[str]) -> str:
-        show = _KINDS.get(match["name"], versus_table)  # `newest` refuses an unknown name
-        tables = "\n\n".join(show(result) for result in newest(folder, match["name"]))
+        found = newest(folder, match["name"])
+        show = _KINDS[match["name"]].show
+        tables = "\n\n".join(show(result, subject) for subject, result in found.items())
         return f"{match['open']}{tables}\n{match['close']}"
 
     return _BLOCK.sub(fill, text)
