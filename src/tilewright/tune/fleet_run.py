@@ -131,7 +131,8 @@ class FleetRun(Run):
     ) -> list[ProblemReport]:
         work = _Work(targets, memories)
         self._hosts = [_DeviceHost(self, d) for d in self.floor.devices if d.state != "out"]
-        served = [_in_thread(functools.partial(self._serve, host, work)) for host in self._hosts]
+        serve = self._serve_or_close
+        served = [_in_thread(functools.partial(serve, host, work)) for host in self._hosts]
         failed: BaseException | None = None
         for one in served:
             try:
@@ -152,6 +153,15 @@ class FleetRun(Run):
                 report = ProblemReport(target.problem, target.name, target.share, reason=reason)
             found.append(report)
         return found
+
+    def _serve_or_close(self, host: _DeviceHost, work: _Work) -> None:
+        """`_serve`; after an error that is no worker's, no other device may wait for the problem,
+        which does not come back."""
+        try:
+            self._serve(host, work)
+        except BaseException:
+            work.close()
+            raise
 
     def _serve(self, host: _DeviceHost, work: _Work) -> None:
         """Tune problems on one device until there are none left, or it is out."""
