@@ -1,0 +1,119 @@
+"""What the inner loops may cost: a change that loses the packed form fails here.
+
+Static counts of what Triton 3.6 and 3.7 make of a kernel; none is a speed. A budget is the figure
+that was seen and a little more, less than what the form one step plainer takes. Where a kernel gets
+better, tighten its budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from isa.compiling import HAS_TRITON, NO_TRITON, Job, run_jobs
+
+if not HAS_TRITON:
+    pytest.skip(NO_TRITON, allow_module_level=True)
+if metadata.version("triton").split(".")[:2] not in (["3", "6"], ["3", "7"]):
+    pytest.skip("budgets are of Triton 3.6 and 3.7", allow_module_level=True)
+
+SQUARE = "block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=2, group_m=8"
+ASM = f"triton({SQUARE}, order=xw, dequant=asm)"
+PLAIN = f"triton({SQUARE}, order=xw, dequant=packed)"
+SCALAR = f"triton({SQUARE}, order=xw, dequant=scalar)"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of one iteration, a wave; float16, asymmetric, G=128.
+
+    Attributes:
+        job: what is compiled.
+        valu: VALU instructions at most; `seen` were found.
+        packed, and_or: at least so many: the forms that unpack two codes at once.
+        lds_write: at most so many.
+        vgprs: at most so many.
+        matrix: how its matrix instruction's name begins.
+    """
+
+    job: Job
+    valu: int
+    seen: int
+    packed: int
+    and_or: int
+    lds_write: int
+    vgprs: int
+    matrix: str
+
+
+WMMA, MFMA = "v_wmma_f32_16x16x16_f16", "v_mfma_f32_32x32x8"
+BUDGETS = {
+    "gfx1151 asm": Budget(Job("gfx1151", ASM), 82, 75, 32, 16, 8, 192, WMMA),
+    "gfx1100 asm": Budget(Job("gfx1100", ASM), 82, 75, 32, 16, 8, 192, WMMA),
+    "gfx1201 asm": Budget(Job("gfx1201", ASM), 82, 75, 32, 16, 8, 140, WMMA),
+    "gfx90a asm": Budget(Job("gfx90a", ASM), 50, 46, 16, 8, 6, 128, MFMA),
+    "gfx942 asm": Budget(Job("gfx942", ASM), 50, 46, 16, 8, 6, 128, MFMA),
+    "sm_90 asm": Budget(Job("sm_90", ASM), 102, 94, 32, 16, 4, 96, "HGMMA.64x64x16.F32"),
+    # Plain source: the compiler finds and_or itself on gfx11 and gfx12, and packs only in part.
+    "gfx1151 plain": Budget(Job("gfx1151", PLAIN), 125, 122, 16, 16, 8, 192, WMMA),
+    "gfx1100 plain": Budget(Job("gfx1100", PLAIN), 125, 122, 16, 16, 8, 192, WMMA),
+    "gfx1201 plain": Budget(Job("gfx1201", PLAIN), 125, 122, 16, 16, 8, 140, WMMA),
+    "gfx90a plain": Budget(Job("gfx90a", PLAIN), 58, 54, 16, 0, 6, 128, MFMA),
+    "gfx942 plain": Budget(Job("gfx942", PLAIN), 58, 54, 16, 0, 6, 128, MFMA),
+}
+UNPACKED = {f"{arch} scalar": Job(arch, SCALAR) for arch in
+            ("gfx1151", "gfx1100", "gfx1201", "gfx90a", "gfx942", "sm_90")}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> Mapping[str, dict[str, Any]]:
+    entries = run_jobs({**{name: b.job for name, b in BUDGETS.items()}, **UNPACKED})
+    assert [entry["error"] for entry in entries.values() if entry["error"]] == []
+    return {name: entry["kernels"][0] for name, entry in entries.items()}
+
+
+def over(kernel: Mapping[str, Any], budget: Budget) -> list[str]:
+    """The limits that a kernel breaks."""
+    counts, taken = kernel["counts"], kernel["resources"]
+    return [
+        what
+        for what, broken in {
+            f"{counts['valu']} VALU, at most {budget.valu}": counts["valu"] > budget.valu,
+            f"{counts['packed']} packed, at least {budget.packed}":
+                counts["packed"] < budget.packed,
+            f"{counts['and_or']} and_or, at least {budget.and_or}":
+                counts["and_or"] < budget.and_or,
+            f"{counts['lds_write']} LDS writes, at most {budget.lds_write}":
+                counts["lds_write"] > budget.lds_write,
+            f"{taken['vgprs']} VGPRs, at most {budget.vgprs}": taken["vgprs"] > budget.vgprs,
+            f"{taken['spills']} spills": taken["spills"] != 0,
+            f"{taken['scratch_bytes']} bytes of scratch": taken["scratch_bytes"] != 0,
+            f"multiplies with {kernel['matrix']!r}": not kernel["matrix"].startswith(budget.matrix),
+            f"ptxas: {taken['failures']}": bool(taken["failures"]),
+        }.items()
+        if broken
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_kernel_keeps_its_budget(found: Mapping[str, dict[str, Any]], name: str) -> None:
+    assert over(found[name], BUDGETS[name]) == []
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_budget_is_tight(found: Mapping[str, dict[str, Any]], name: str) -> None:
+    """What was seen when the budget was written is still seen, about: tighten it otherwise."""
+    budget = BUDGETS[name]
+    assert budget.seen <= budget.valu <= 1.1 * budget.seen
+    assert found[name]["counts"]["valu"] >= 0.85 * budget.seen
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_scalar_form_breaks_the_budget(found: Mapping[str, dict[str, Any]], name: str) -> None:
+    broken = over(found[f"{BUDGETS[name].job.arch} scalar"], BUDGETS[name])
+    assert any("VALU" in what for what in broken)
+    assert any("packed" in what for what in broken)
