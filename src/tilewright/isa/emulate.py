@@ -38,7 +38,7 @@ from tilewright.isa.emulate_state import Memory, Wave
 from tilewright.isa.emulate_text import TTMP, Instruction, KernelText, parse_text
 from tilewright.isa.emulate_vector import compile_vector
 
-__all__ = ["ARCHS", "EmulatedRun", "emulate"]
+__all__ = ["ARCHS", "EmulatedRun", "compile_instruction", "emulate"]
 
 ARCHS = ("gfx1151", "gfx1150", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201",
          "gfx90a", "gfx942")  # fmt: skip
@@ -108,7 +108,7 @@ def emulate(
         raise UnsupportedError("num_warps is not in assembly text: pass num_warps=")
     lds_bytes = shared_bytes if shared_bytes is not None else facts.get("shared", 65536)
     sizes = (*(int(n) for n in grid), 1, 1)[:3]
-    code = [_compile(ins, program) for ins in program.instructions]
+    code = [_step(ins, program) for ins in program.instructions]
     memory = Memory()
     kernarg = memory.add_bytes(_argument_block(program, args, memory))
     counts = [0] * (len(code) + 1)
@@ -142,7 +142,12 @@ def _text_and_facts(kernel: Any) -> tuple[str, dict[str, Any]]:
     return text, dict(metadata._asdict() if hasattr(metadata, "_asdict") else metadata)
 
 
-def _compile(ins: Instruction, program: KernelText) -> Step:
+def compile_instruction(ins: Instruction, program: KernelText) -> Step:
+    """The function that runs one instruction on a wave.
+
+    Raises:
+        UnsupportedError: an operand or a modifier that the emulator does not know.
+    """
     name, lanes = ins.mnemonic, program.lanes
     if name == "s_endpgm":
         return lambda w: _END
@@ -155,14 +160,24 @@ def _compile(ins: Instruction, program: KernelText) -> Step:
     else:
         found = compile_scalar(ins, program.labels) or compile_memory(ins, lanes)
     if found is None:
-        # Refused when it is reached: what a launch does not execute cannot make it wrong.
-        error = ins.refuse("unknown instruction")
-
-        def refuse(w: Wave) -> None:
-            raise error
-
-        return refuse
+        raise ins.refuse("unknown instruction")
     return found
+
+
+def _step(ins: Instruction, program: KernelText) -> Step:
+    """`compile_instruction`, its refusal put off until the instruction is reached.
+
+    What a launch does not execute, such as a trap, cannot make its result wrong.
+    """
+    try:
+        return compile_instruction(ins, program)
+    except UnsupportedError as error:
+        refusal = error
+
+    def refuse(w: Wave) -> None:
+        raise refusal
+
+    return refuse
 
 
 def _argument_block(program: KernelText, args: Sequence[Argument], memory: Memory) -> bytes:
@@ -249,10 +264,14 @@ def _run_group(
 
 
 def _run_to_barrier(code: list[Step], wave: Wave, counts: list[int], limit: int) -> str:
-    for _ in range(limit):
+    while wave.steps < limit:
         pc = wave.pc
         wave.pc = pc + 1
+        wave.steps += 1
         counts[pc] += 1
         if (stop := code[pc](wave)) is not None:
             return str(stop)
-    raise GateError(f"a wave ran {limit} instructions without a barrier or an end")
+    raise GateError(
+        f"the wave ran {limit} instructions and did not end: a loop without an end, or "
+        "max_instructions is too small"
+    )

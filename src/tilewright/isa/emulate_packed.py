@@ -164,9 +164,8 @@ def _mix(ins: Instruction, name: str, lanes: int) -> Run:
     write = writer(ins, target, "f16", high="mixhi" in name)
 
     def run(w: Wave) -> None:
-        # Rounded once, to float16: the sum is exact or rounded to odd before.
-        wide = fma(*(r(w) for r in reads))
-        write(w, wide.astype(np.float16))
+        # Rounded twice, as the instruction is defined: to float32, then to float16.
+        write(w, fma(*(r(w) for r in reads)).astype(np.float16))
 
     return run
 

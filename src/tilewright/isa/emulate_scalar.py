@@ -28,7 +28,7 @@ NO_EFFECT = frozenset(
     " s_barrier_signal s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data s_setkill s_version"
     " buffer_gl0_inv buffer_gl1_inv buffer_wbl2 buffer_inv buffer_invl2 buffer_wbinvl1"
     " buffer_wbinvl1_vol buffer_wbinvl1_sc global_inv global_wb global_wbinv"
-    " s_ttracedata s_ttracedata_imm s_nop_0".split()
+    " s_ttracedata s_ttracedata_imm".split()
 )
 """What orders or hints and computes nothing: the emulator is in order, every access completes."""
 
@@ -76,6 +76,8 @@ def compile_scalar(ins: Instruction, labels: dict[str, int]) -> Run | None:
     name = ins.mnemonic
     if name in NO_EFFECT:
         return lambda w: None
+    if name == "s_denorm_mode" and ins.operands[0].value == 15:
+        return lambda w: None  # denormals are kept, which is all that there is here
     if name == "s_branch" or name.startswith("s_cbranch_"):
         return _branch(ins, labels)
     if "_saveexec_b" in name:

@@ -143,7 +143,13 @@ class Memory:
 
     def write(self, addresses: npt.NDArray[np.int64], values: npt.NDArray[np.uint8]) -> None:
         """Write uint8 [n, size] to [n] addresses; of two lanes at one address the later wins."""
+        if addresses.size == 0:
+            return
         size = values.shape[1]
+        region = self._find(int(addresses.min()), int(addresses.max()) + size)
+        if region is not None:
+            region.data[(addresses - region.start)[:, None] + np.arange(size)] = values
+            return
         for lane, address in enumerate(addresses.tolist()):
             one = self._find(address, address + size)
             if one is None:
@@ -167,7 +173,8 @@ class Wave:
         v: uint32 [513, lanes].
         s: 128 scalar registers, each below 2^32.
         scc: the scalar condition bit.
-        mask: which lanes are active; None until it is asked for after exec was written.
+        pc, steps: the next instruction; how many ran.
+        mask: which lanes are active; `full` if all are.
         lds: the workgroup's shared memory, bytes.
         scratch: bytes [lanes, n] of private memory.
     """
@@ -183,6 +190,7 @@ class Wave:
         self.s = [_UNWRITTEN] * 128
         self.scc = 0
         self.pc = 0
+        self.steps = 0
         self.done = False
         self.full = True
         self._mask: Mask | None = None

@@ -85,8 +85,9 @@ def _plain(ins: Instruction, lanes: int, legacy: bool) -> Run | None:
 def _arithmetic(ins: Instruction, lanes: int, legacy: bool) -> tuple[Reader, Writer] | None:
     """(compute, write) of an operation with one result."""
     name = base_name(ins.mnemonic)
-    if name == "v_cndmask_b32":
-        return _select(ins, lanes), _result(ins, "u32", legacy)
+    if name in ("v_cndmask_b32", "v_cndmask_b16"):
+        kind = "u32" if name.endswith("32") else "u16"
+        return _select(ins, kind, lanes), _result(ins, kind, legacy)
     sources = ins.operands[1:]
     for accumulating, plain in _ACCUMULATING.items():
         if name.startswith(accumulating):
@@ -169,8 +170,8 @@ def _write_part(ins: Instruction, kind: str, selected: str) -> Writer:
     return write
 
 
-def _select(ins: Instruction, lanes: int) -> Reader:
-    """v_cndmask_b32: the second source where the mask is set."""
+def _select(ins: Instruction, kind: str, lanes: int) -> Reader:
+    """v_cndmask: the second source where the mask is set."""
     parts = [ins.modifiers.get(f"src{n}_sel", "") for n in range(2)]
     a, b = (
         reader(ins, op, "u32", lanes, selected=parts[n]) for n, op in enumerate(ins.operands[1:3])
