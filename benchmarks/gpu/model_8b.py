@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import fnmatch
 import math
 import statistics
 import sys
@@ -31,6 +30,7 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
 from device import describe, versions  # noqa: E402
+from ladders import judged_pairs, stacks_of, tile_of  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
 LLAMA_3_8B = {
@@ -80,39 +80,16 @@ class ArmPlan:
 
 def arms_of(args: argparse.Namespace) -> list[ArmPlan]:
     """The base first. A ladder gives an arm for each rung, a control its base and its last."""
-    from tilewright.tune.ladder_file import read_ladder, stack
-
     plans: list[ArmPlan] = []
-    for path, dtype in ((args.ladder, "float16"), (args.control, "bfloat16")):
-        if path is None:
-            continue
-        ladder = read_ladder(path)
-        stacks = [ladder.base] + [
-            stack(ladder.base, ladder.rungs[: i + 1]) for i in range(len(ladder.rungs))
+    if args.ladder is not None:
+        plans = [
+            ArmPlan(name, dtype, "words", rules)
+            for name, dtype, rules in stacks_of(args.ladder, args.control)
         ]
-        if dtype == "bfloat16" and len(stacks) > 1:
-            stacks = [stacks[0], stacks[-1]]
-        plans += [ArmPlan(f"{c.name}/{dtype}", dtype, "words", c.tiles) for c in stacks]
-    plans.append(ArmPlan("tilewright/float16", "float16", "own"))
+    plans.append(ArmPlan("tilewright", "float16", "own"))
     if not args.no_dense:
-        plans.append(ArmPlan("dense/float16", "float16", "dense"))
+        plans.append(ArmPlan("dense", "float16", "dense"))
     return plans
-
-
-def tile_of(rules: Sequence[Any], problem: Any) -> Any | None:
-    """The tile of the last rule that names the problem; None if none does."""
-    found = None
-    for rule in rules:
-        low, high = rule.m
-        if (
-            fnmatch.fnmatchcase(problem.op, rule.op or "*")
-            and fnmatch.fnmatchcase(problem.weight_type, rule.type or "*")
-            and low <= problem.M <= (math.inf if high is None else high)
-            and rule.n in (None, problem.N)
-            and rule.k in (None, problem.K)
-        ):
-            found = rule.tile
-    return found
 
 
 def arch_on(device: str) -> str:
@@ -306,6 +283,7 @@ def main(words: Sequence[str] | None = None) -> int:
         on_block=blocks.append,
     )
     after = check(launches, right, plans)
+    taken = [block.to_dict() for block in blocks]
     result = {
         "kind": "gpu-w4a16-model",
         "origin": {
@@ -316,9 +294,9 @@ def main(words: Sequence[str] | None = None) -> int:
         "input_len": args.input_len,
         "output_len": args.output_len,
         "arms": [_arm_row(plan, checked[plan.name], after[plan.name]) for plan in plans],
-        "judgements": _judgements(found, blocks, timed),
+        "judgements": judged_pairs(taken, timed, timed[0]),
         "settings": next(iter(found.values())).settings,
-        "blocks": [block.to_dict() for block in blocks],
+        "blocks": taken,
         "seconds": round(time.monotonic() - started, 1),
     }
     result["origin"]["versions"] |= versions()
@@ -342,25 +320,6 @@ def _arm_row(plan: ArmPlan, before: dict[str, Any], after: dict[str, Any]) -> di
         "tiles": None if plan.rules is None else [rule.to_dict() for rule in plan.rules],
         "check": before, "check_after": after,
     }  # fmt: skip
-
-
-def _judgements(
-    found: Mapping[str, Any], blocks: Sequence[Any], timed: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Every arm against the base, against the arm before it, and bfloat16 against its own base."""
-    import numpy as np
-
-    from tilewright.measure import judge
-
-    rows = [{"a": timed[0], "b": name, **found[name].to_dict()["judgement"]} for name in timed[1:]]
-    us = {name: np.array([block.us[name] for block in blocks]) for name in (*timed, "control")}
-    drift = us["control"] / us[timed[0]]
-    done = {(row["a"], row["b"]) for row in rows}
-    for a, b in zip(timed, timed[1:], strict=False):
-        if a.rpartition("/")[2] == b.rpartition("/")[2] and (a, b) not in done:
-            judgement = judge(us[a], us[b], us[a] * drift)
-            rows.append({"a": a, "b": b, **vars(judgement), "verdict": judgement.verdict.value})
-    return rows
 
 
 def report(result: Mapping[str, Any]) -> str:

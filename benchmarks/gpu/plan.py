@@ -43,6 +43,7 @@ class Case:
         arms: (contender, dtype) pairs, the baseline first.
         caches: "cold", "rotating"; empty checks the result only.
         bias: also add one.
+        tiles: tiles of ours by contender, as text, for contenders that are such tiles.
     """
 
     part: str
@@ -54,6 +55,7 @@ class Case:
     group: int = 128
     symmetric: bool = False
     bias: bool = False
+    tiles: tuple[tuple[str, str], ...] = ()
 
     @property
     def id(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from plan import Case, arm_name
 
 from tilewright.measure import Block, EventClock, SamplePlan, StateProbe, compare_many
 from tilewright.measure.cache import GpuFlusher
-from tilewright.tiles.tile import Tile
+from tilewright.tune.tile_arms import parse_tile
 
 __all__ = ["Arms", "Journal", "Settings", "run_case"]
 
@@ -40,21 +40,21 @@ class Settings:
     blocks: int = 12
     readings: int = 5
     seed: int = 0
-    tiles: dict[str, Tile] = field(default_factory=dict)
-    """Tiles of ours that run as contenders of their own, by name."""
 
 
 class Arms:
     """The contenders of one weight, packed when they are first asked for."""
 
-    def __init__(self, weight: Weight, settings: Settings) -> None:
-        self.weight, self._settings = weight, settings
-        self._built: dict[tuple[str, str], list[Any]] = {}
+    def __init__(self, weight: Weight) -> None:
+        self.weight = weight
+        self._built: dict[tuple[str, str, str], list[Any]] = {}
 
-    def of(self, name: str, dtype: str, copies: int = 1) -> list[Any]:
-        key = (name, dtype)
+    def of(self, case: Case, name: str, dtype: str, copies: int = 1) -> list[Any]:
+        """`copies` of the contender, its tile the one that the case names for it, if any."""
+        text = dict(case.tiles).get(name, "")
+        key = (name, dtype, text)
         if key not in self._built:
-            tile = self._settings.tiles.get(name)
+            tile = parse_tile(text) if text else None
             self._built[key] = [build(name, self.weight, DTYPES[dtype], tile)]
         have = self._built[key]
         if len(have) < copies:
@@ -140,7 +140,7 @@ def run_case(
         x, bias, right = products[dtype]
         journal.begin(case.id, arm, "check")
         try:
-            contender = arms.of(name, dtype)[0]
+            contender = arms.of(case, name, dtype)[0]
             found = _check(contender, x, bias, right)
         except Exception as error:  # a peer may raise anything; it must not end the others
             record["failed"][arm] = _reason(error)
@@ -197,7 +197,7 @@ def _measure(
         x, _, right = products[dtype]
         journal.begin(case.id, arm, f"capture {cache}")
         try:
-            calls = _calls(arms, name, dtype, x, launches)
+            calls = _calls(arms, case, name, dtype, x, launches)
             graphs[arm] = capture(calls)
             error, _ = graphs[arm].errors(right)
         except Exception as error_:
@@ -248,13 +248,13 @@ def _measure(
 
 
 def _calls(
-    arms: Arms, name: str, dtype: str, x: torch.Tensor, launches: int
+    arms: Arms, case: Case, name: str, dtype: str, x: torch.Tensor, launches: int
 ) -> list[Callable[[], torch.Tensor]]:
     """One call, or `launches` of them in turn over copies that no L2 holds."""
     if launches == 1:
-        contender = arms.of(name, dtype)[0]
+        contender = arms.of(case, name, dtype)[0]
         return [lambda: contender(x)]
     cache = torch.cuda.get_device_properties(x.device).L2_cache_size
-    count = max(2, math.ceil(_L2_FACTOR * cache / arms.of(name, dtype)[0].bytes))
-    each = [lambda c=c: c(x) for c in arms.of(name, dtype, min(count, launches))]
+    count = max(2, math.ceil(_L2_FACTOR * cache / arms.of(case, name, dtype)[0].bytes))
+    each = [lambda c=c: c(x) for c in arms.of(case, name, dtype, min(count, launches))]
     return [each[i % len(each)] for i in range(launches)]

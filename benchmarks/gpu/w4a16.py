@@ -3,6 +3,7 @@
     python benchmarks/gpu/w4a16.py                        everything
     python benchmarks/gpu/w4a16.py --part decode          one part: prefill, small, decode, error
     python benchmarks/gpu/w4a16.py --tile big='hopper(block_m=256, ...)'    a tile as an arm more
+    python benchmarks/gpu/w4a16.py --ladder FILE --control FILE   change sets, instead of the parts
     python benchmarks/gpu/w4a16.py --bars results/2026-...-w4a16-sm_90.json the bars of old files
 
 Every arm is checked first against float64 products of the exact weights, computed from the codes:
@@ -30,14 +31,16 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
-from bars import bars_of, bars_text  # noqa: E402
+from bars import bars_of, bars_text, median_us  # noqa: E402
 from device import describe, versions  # noqa: E402
+from ladders import judged_pairs, stacks_of, tile_of  # noqa: E402
 from plan import PARTS, SHAPES, Case, cases_of, weight_key  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
@@ -53,6 +56,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all of them")
     parser.add_argument("--arms", default=",".join(_CONTENDERS), help="the baseline first")
     parser.add_argument("--tile", action="append", default=[], metavar="NAME=TILE")
+    parser.add_argument("--ladder", type=Path, help="its change sets as arms, instead of parts")
+    parser.add_argument("--control", type=Path, help="a ladder of bfloat16 that must not move")
     parser.add_argument("--shapes", help="N x K instead of the part's own: 24576x4096,4096x4096")
     parser.add_argument("--rows", help="M instead of the part's own: 1024,4096")
     parser.add_argument("--blocks", type=int, default=12, help="paired blocks, at least 6")
@@ -89,11 +94,44 @@ def plan_of(args: argparse.Namespace) -> list[Case]:
         pairs = (text.split("x") for text in args.shapes.split(","))
         shapes = tuple((int(n), int(k)) for n, k in pairs)
     rows = tuple(int(m) for m in args.rows.split(",")) if args.rows else None
+    if args.ladder:
+        return ladder_cases(args.ladder, args.control, rows)
     return [
-        case
+        replace(case, tiles=tuple(args.tiles.items()))
         for part in args.part or PARTS
         for case in cases_of(part, contenders=contenders, shapes=shapes, rows=rows)
     ]
+
+
+def ladder_cases(
+    ladder: Path, control: Path | None, rows: tuple[int, ...] | None = None
+) -> list[Case]:
+    """A case for each product of the ladder; its arms are the rungs, and the control's ends.
+
+    Raises:
+        SystemExit: an arm has no tile for a product.
+    """
+    from tilewright.tiles.tile import Problem
+    from tilewright.tune.ladder_file import read_ladder
+
+    cases = []
+    stacks = stacks_of(ladder, control)
+    for product in read_ladder(ladder).products:
+        n, k = product.shape
+        group = 128 if product.group is None else product.group
+        for m in rows or product.m:
+            tiles = {}
+            for name, dtype, rules in stacks:
+                problem = Problem("w4a16", "", dtype, product.type, "float", m, n, k, group)
+                tile = tile_of(rules, problem.bucketed())
+                if tile is None:
+                    raise SystemExit(f"error: {name} has no tile for N={n} K={k} M={m}")
+                tiles[name] = str(tile)
+            cases.append(
+                Case("ladder", n, k, m, tuple((name, dtype) for name, dtype, _ in stacks),
+                     group=group, symmetric=product.type == "uint4b8", tiles=tuple(tiles.items()))
+            )  # fmt: skip
+    return cases
 
 
 class Supervisor:
@@ -195,8 +233,9 @@ class Supervisor:
 
 def _show(record: dict[str, Any]) -> None:
     """A line for each case as it is finished."""
-    from bars import median_us
-
+    if record["part"] == "ladder":
+        print(f"{record['id']}:\n{ladder_text(record)}", flush=True)
+        return
     cells = []
     for arm, row in record["arms"].items():
         times = [
@@ -210,6 +249,23 @@ def _show(record: dict[str, Any]) -> None:
     print(f"{record['id']}: {' | '.join(cells)}", flush=True)
 
 
+def ladder_text(record: dict[str, Any]) -> str:
+    """A line an arm of a ladder: its time, and how it stands to the arms that it is held to."""
+    lines = []
+    blocks = record["cold"]["blocks"]
+    names = [arm for arm in record["arms"] if blocks and arm in blocks[0]["us"]]
+    pairs = judged_pairs(blocks, names, names[0]) if names else []
+    for arm in record["arms"]:
+        us = median_us(record, "cold", arm)
+        stands = "; ".join(
+            f"{row['ratio']:.3f}x [{row['low']:.3f}, {row['high']:.3f}] {row['verdict']} of "
+            f"{row['a']}" for row in pairs if row["b"] == arm
+        )  # fmt: skip
+        lines.append(f"  {arm:48} {'wrong' if us is None else f'{us:9.1f} us'}  {stands}")
+    lines += [f"  {arm}: {why}" for arm, why in record["failed"].items()]
+    return "\n".join(lines)
+
+
 def child(args: argparse.Namespace, cases: list[Case]) -> int:
     """Run the cases that the orders name; events go to standard output, a line each."""
     import torch
@@ -217,17 +273,13 @@ def child(args: argparse.Namespace, cases: list[Case]) -> int:
     from timing import Arms, Journal, Settings, run_case
 
     from tilewright.measure import EventClock, StateProbe
-    from tilewright.tune.tile_arms import parse_tile
 
     def write_event(event: dict[str, Any]) -> None:
         print(_MARK + json.dumps(_finite(event)), flush=True)
 
     orders = json.loads(args.child.read_text())
     wanted = [case for case in cases if case.id in set(orders["cases"])]
-    settings = Settings(
-        args.blocks, args.readings, args.seed,
-        {name: parse_tile(text) for name, text in args.tiles.items()},
-    )  # fmt: skip
+    settings = Settings(args.blocks, args.readings, args.seed)
     journal = Journal(write_event)
     clock = EventClock()
     probe = StateProbe(gpu=clock.device_id)
@@ -240,7 +292,7 @@ def child(args: argparse.Namespace, cases: list[Case]) -> int:
             torch.cuda.empty_cache()
             journal.begin(case.id, "", "draw the weight")
             weight = draw_weight(case.N, case.K, case.group, symmetric=case.symmetric)
-            arms = Arms(weight, settings)
+            arms = Arms(weight)
         assert arms is not None
         try:
             record = run_case(

@@ -159,6 +159,78 @@ def test_plan_covers_what_the_claims_need(script: Any) -> None:
         assert len(set(keys)) == 1 + sum(a != b for a, b in zip(keys, keys[1:], strict=False))
 
 
+LADDER = """
+spec = "w4a16"
+[[products]]
+type = "uint4b8"
+shape = [256, 128]
+group = 64
+m = [16, 1]
+[base]
+name = "old"
+[[base.tiles]]
+tile = "a(x=1)"
+[[rung]]
+name = "packed"
+[[rung.tiles]]
+m = "2-"
+tile = "a(x=2)"
+[[rung]]
+name = "wide"
+[[rung.tiles]]
+n = 256
+m = 16
+tile = "b(y=3)"
+"""
+
+
+def test_a_ladder_gives_an_arm_a_rung_and_the_ends_of_its_control(
+    script: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "ladder.toml"
+    path.write_text(LADDER)
+    args = script("w4a16").arguments(["--ladder", str(path), "--control", str(path)])
+    sixteen, one = script("w4a16").plan_of(args)
+    assert sixteen.arms == (
+        ("old", "float16"), ("packed", "float16"), ("wide", "float16"),
+        ("control: old", "bfloat16"), ("control: wide", "bfloat16"),
+    )  # fmt: skip
+    assert (sixteen.M, sixteen.N, sixteen.K, sixteen.group, sixteen.symmetric) == (
+        16, 256, 128, 64, True,
+    )  # fmt: skip
+    tiles = {"old": "a(x=1)", "packed": "a(x=2)", "wide": "b(y=3)", "control: old": "a(x=1)",
+             "control: wide": "b(y=3)"}  # fmt: skip
+    assert dict(sixteen.tiles) == tiles
+    assert set(dict(one.tiles).values()) == {"a(x=1)"}  # no rule of a rung names M = 1
+
+
+def test_a_ladder_without_a_tile_for_a_product_is_refused(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ladder.toml"
+    path.write_text(LADDER.replace('tile = "a(x=1)"', 'tile = "a(x=1)"\nk = 64'))
+    args = script("w4a16").arguments(["--ladder", str(path)])
+    with pytest.raises(SystemExit, match="old has no tile for N=256 K=128 M=16"):
+        script("w4a16").plan_of(args)
+
+
+def test_rungs_are_judged_against_the_one_below_and_the_base(script: Any) -> None:
+    us = {"old/float16": 200.0, "packed/float16": 100.0, "wide/float16": 50.0,
+          "control: old/bfloat16": 300.0, "control: wide/bfloat16": 300.0}  # fmt: skip
+    case = record("ladder", us)
+    case["cold"]["blocks"] = [
+        {"us": {**{arm: t * (1 + i / 100) for arm, t in us.items()}, "control": 200 + 2.0 * i}}
+        for i in range(8)
+    ]
+    rows = script("ladders").judged_pairs(case["cold"]["blocks"], list(us), "old/float16")
+    found = {(row["a"], row["b"]): (row["ratio"], row["verdict"]) for row in rows}
+    assert found["old/float16", "wide/float16"] == (pytest.approx(4.0), "DISJOINT")
+    assert found["packed/float16", "wide/float16"] == (pytest.approx(2.0), "DISJOINT")
+    control = found["control: old/bfloat16", "control: wide/bfloat16"]
+    assert control == (pytest.approx(1.0), "SAME")
+    assert ("wide/float16", "control: old/bfloat16") not in found
+    text = script("w4a16").ladder_text(case)
+    assert "2.000x [2.000, 2.000] DISJOINT of packed/float16" in text
+
+
 def test_float64_products_come_from_the_codes(script: Any) -> None:
     operands = script("operands")
     weight = operands.draw_weight(24, 96, 32, device="cpu")
