@@ -9,7 +9,7 @@ from tilewright.device import kind_of
 from tilewright.errors import UnsupportedError
 from tilewright.ops.contract import OpSpec
 
-__all__ = ["SPECS", "find_spec", "load_spec", "spec_for"]
+__all__ = ["SPECS", "find_spec", "load_spec", "spec_for", "specs_on"]
 
 _HOMES = {
     "w4a16": "tilewright.ops.w4a16.spec",
@@ -53,11 +53,21 @@ def spec_for(name: str, arch: str) -> OpSpec:
         UnsupportedError: there is no such op, or it has no kernels for such a device.
     """
     spec, kind = find_spec(name), kind_of(arch)
-    if kind != "cpu" and kind not in spec.devices:
+    if not _runs_on(spec, kind):
         raise UnsupportedError(
             f"op {name} has no kernels for {arch}; it runs on {', '.join(['cpu', *spec.devices])}"
         )
-    return spec.on(kind)
+    return spec.on(kind, arch)
+
+
+def specs_on(arch: str) -> dict[str, OpSpec]:
+    """The catalog's ops that have kernels for an arch, by name."""
+    kind = kind_of(arch)
+    return {name: spec.on(kind, arch) for name, spec in SPECS.items() if _runs_on(spec, kind)}
+
+
+def _runs_on(spec: OpSpec, kind: str) -> bool:
+    return kind == "cpu" or kind in spec.devices
 
 
 def load_spec(text: str) -> OpSpec:

@@ -26,7 +26,9 @@ outside the package is a file (`tilewright.ops.user_spec`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tilewright.device import INTERPRETER, arch_of
 from tilewright.ops.check import ErrorModel
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem
@@ -49,6 +52,7 @@ __all__ = [
     "draw_activations",
     "draw_bias",
     "rng_for",
+    "spec_arch",
 ]
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -200,10 +204,11 @@ class OpSpec:
         deterministic: two runs with one tile and thread count agree bit for bit.
         sources: modules and packages that the kernels are made of, "tilewright.ops.w4a16": a table
             row is stale when one of their files has changed. Empty for the file of `run` alone.
+        arch: () -> the arch of the device that operands lie on; None looks at those of a case.
         uses: per algorithm of the space, the installed packages that its results depend on, as
             `tilewright.tiles.table.Running` keeps them; empty for all.
-        devices: () -> the same op on another kind of device ("cuda", "interpreter"): its operands,
-            tiles and sources, with this op's name, oracle and meaning.
+        devices: (arch, None for the one at hand) -> the same op on another kind of device ("cuda",
+            "interpreter"): its operands, tiles and sources, with this op's name and meaning.
     """
 
     name: str
@@ -221,8 +226,9 @@ class OpSpec:
     space: Callable[[], TileSpace] | None = None
     deterministic: bool = True
     sources: tuple[str, ...] = ()
+    arch: Callable[[], str] | None = None
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    devices: Mapping[str, Callable[[], OpSpec]] = field(default_factory=dict)
+    devices: Mapping[str, Callable[[str | None], OpSpec]] = field(default_factory=dict)
     _by_id: dict[str, Case] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -241,15 +247,30 @@ class OpSpec:
             raise KeyError(f"op {self.name!r} has no case {case_id!r}")
         return self._by_id[case_id]
 
-    def on(self, kind: str) -> OpSpec:
-        """This op on a kind of device, as `tilewright.device.kind_of` names it: "cpu", "cuda",
-        "interpreter"; itself where it has no operands of its own for that kind.
+    def on(self, kind: str, arch: str | None = None) -> OpSpec:
+        """This op on a kind of device; itself where it has no operands of its own for that kind.
+
+        Args:
+            kind: "cpu", "cuda" or "interpreter", as `tilewright.device.kind_of` names it.
+            arch: of the device; None for that of the one at hand.
         """
-        return self.devices[kind]() if kind in self.devices else self
+        return self.devices[kind](arch) if kind in self.devices else self
 
     def with_run(self, run: Callable[..., torch.Tensor]) -> OpSpec:
         """The same op computed by another function: a kernel under development, a test's own."""
         return replace(self, run=run)
+
+
+@functools.lru_cache(maxsize=64)
+def spec_arch(spec: OpSpec) -> str:
+    """The arch of the device that a spec's operands lie on, as in tile tables."""
+    if spec.arch is not None:
+        return spec.arch()
+    smallest = min((c for c in spec.cases if c.M), key=lambda c: c.M * c.N * c.K)
+    x = spec.make_inputs(smallest, 0).x
+    if x.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return INTERPRETER
+    return arch_of(x.device)
 
 
 def rng_for(seed: int, *parts: object) -> np.random.Generator:

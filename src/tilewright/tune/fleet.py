@@ -26,7 +26,7 @@ from tilewright import __version__
 from tilewright.device import cpu_device
 from tilewright.errors import UnsupportedError
 from tilewright.measure import Clock, CpuClock
-from tilewright.ops.catalog import SPECS
+from tilewright.ops.catalog import SPECS, specs_on
 from tilewright.ops.choose import running_of
 from tilewright.ops.contract import OpSpec
 from tilewright.tiles.local import INTERPRETER
@@ -37,6 +37,7 @@ from tilewright.tune.fleet_hub import Hub, Interrupts
 from tilewright.tune.fleet_parts import FleetGate
 from tilewright.tune.fleet_run import FleetRun
 from tilewright.tune.host import Progress, Settings, Target
+from tilewright.tune.isolate import sources as catalog_sources
 from tilewright.tune.record import Record
 from tilewright.tune.refresh import new_header
 from tilewright.tune.result import TuneReport
@@ -141,11 +142,13 @@ def tune_fleet(
     """
     if strategy not in STRATEGIES:
         raise UnsupportedError(f"strategy is {strategy!r}; use one of {', '.join(STRATEGIES)}")
-    specs = SPECS if specs is None else specs
+    catalog = specs is None
+    arch = _first_arch(problems)
+    specs = specs_on(arch) if specs is None else specs
     targets = ordered_targets(problems, specs)
     ops = list(dict.fromkeys(target.problem.op for target in targets))
     setup = {
-        "sources": dict(sources or {op: op for op in ops}),
+        "sources": dict(sources or _sources(ops, arch)),
         "seed": seed,
         "threads": threads,
         "kind": _kind({target.problem.arch for target in targets}),
@@ -169,7 +172,7 @@ def tune_fleet(
                 groups[group],
                 interrupts,
                 record,
-                specs=specs,
+                specs=specs_on(arch) if catalog else specs,
                 budget_s=budget_s,
                 strategy=strategy,
                 seed=seed,
@@ -200,6 +203,16 @@ def tune_fleet(
 def arch_text(group: tuple[str, int]) -> str:
     """("sm_90", 132) is "sm_90, 132 units"."""
     return f"{group[0]}, {group[1]} units"
+
+
+def _sources(ops: Sequence[str], arch: str) -> dict[str, str]:
+    known = catalog_sources(arch=arch)
+    return {op: known.get(op, op) for op in ops}
+
+
+def _first_arch(problems: Sequence[Problem | Target]) -> str:
+    plain = [given.problem if isinstance(given, Target) else given for given in problems]
+    return plain[0].arch if plain else cpu_device().arch
 
 
 def _kind(archs: Collection[str]) -> str:

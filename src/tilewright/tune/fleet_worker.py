@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import __version__
-from tilewright.device import Device, cpu_device
+from tilewright.device import Device, arch_of, cpu_device
 from tilewright.errors import GateError, TilewrightError
 from tilewright.measure import Clock, CpuClock, EventClock
-from tilewright.ops.catalog import SPECS
+from tilewright.ops.catalog import SPECS, load_spec
 from tilewright.ops.choose import running_of
 from tilewright.ops.contract import OpSpec
 from tilewright.tiles.local import local_device
@@ -215,8 +215,8 @@ class DeviceWorker:
 
 
 def _load(source: str) -> OpSpec:
-    if source in SPECS:
-        return SPECS[source]
+    if source.partition("@")[0] in SPECS:
+        return load_spec(source)
     from tilewright.ops.user_spec import load_user_spec
 
     return load_user_spec(source, audited=False)  # the driver has, and its source is the same
@@ -232,9 +232,7 @@ def _gpu() -> tuple[Device | None, list[str], str]:
 
     if not torch.cuda.is_available():
         return None, [], "no gpu"
-    from tilewright.ops.w4a16.triton_op import triton_arch
-
-    device = local_device(triton_arch(torch.device("cuda", 0)))
+    device = local_device(arch_of(torch.device("cuda", 0)))
     listed = next((os.environ[name] for name in _VISIBLE if os.environ.get(name)), "0")
     index = listed.split(",")[0]
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)

@@ -32,7 +32,7 @@ from types import MappingProxyType
 import torch
 
 from tilewright.errors import GateError
-from tilewright.ops.contract import Case, Inputs, OpSpec
+from tilewright.ops.contract import Case, Inputs, OpSpec, spec_arch
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 from tilewright.tune.gate_memory import Guards, Snapshot
@@ -188,9 +188,7 @@ def _ragged(spec: OpSpec, tile: Tile | None, case: Case) -> list[Case]:
 
 
 def _default_tile(spec: OpSpec, case: Case) -> Tile | None:
-    from tilewright.device import cpu_device
-
-    return None if spec.space is None else spec.space().default(case.problem(cpu_device().arch))
+    return None if spec.space is None else spec.space().default(case.problem(spec_arch(spec)))
 
 
 def watch(inputs: Inputs) -> Inputs:

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.device import cpu_device
-from tilewright.ops.contract import Case, OpSpec
+from tilewright.ops.contract import Case, OpSpec, spec_arch
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 from tilewright.tune.gate import GateResult, gate, planted, recheck, watch
@@ -184,9 +183,10 @@ def prove(
 def _defaults(spec: OpSpec) -> Iterator[tuple[Tile, Case]]:
     if spec.space is None:
         return
+    arch = spec_arch(spec)
     for several in control_cases(spec):
         for case in (replace(several, M=1), several):
-            yield spec.space().default(case.problem(cpu_device().arch)), case
+            yield spec.space().default(case.problem(arch)), case
 
 
 def _rows(

@@ -11,8 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.device import cpu_device
-from tilewright.ops.contract import Case, OpSpec
+from tilewright.ops.contract import Case, OpSpec, spec_arch
 from tilewright.tiles.tile import Tile
 
 __all__ = ["ragged_cases"]
@@ -34,8 +33,8 @@ def ragged_cases(spec: OpSpec, tile: Tile, case: Case, *, arch: str | None = Non
     them. Flags that the spec's cases know (bias, strided and transposed x, outliers) ride along.
 
     Args:
-        arch: whose rules shapes are held to; None for this CPU's. Left out are shapes for which
-            the tile breaks a rule of the space that it obeys for `case`.
+        arch: whose rules shapes are held to; None for that of the operands. Left out are shapes
+            for which the tile breaks a rule of the space that it obeys for `case`.
     """
     pieces = _pieces(spec, tile)
     step = _k_step(spec, case)
@@ -105,7 +104,7 @@ def _flags(spec: OpSpec, case: Case) -> list[tuple[str, ...]]:
 def _legal(spec: OpSpec, tile: Tile, case: Case, ragged: Case, arch: str | None) -> bool:
     if spec.space is None:
         return True
-    name = cpu_device().arch if arch is None else arch
+    name = spec_arch(spec) if arch is None else arch
     tuned, other = case.problem(name), ragged.problem(name)
     return all(
         rule.holds(tile, other) or not rule.holds(tile, tuned) for rule in spec.space().rules

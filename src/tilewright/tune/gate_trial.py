@@ -162,14 +162,13 @@ class Trial:
         except Exception as error:
             before.restore()
             raise Rejected("launch", _text(error)) from error
-        broken = guards.broken()
+        broken, changed = guards.broken(), before.changed()
+        if changed is not None:
+            before.restore()  # first of all: the operands are kept for the next tiles
         if broken is not None and "guard-bands" in self.on:
             raise Rejected("guard-bands", broken)
-        changed = before.changed()
-        if changed is not None:
-            before.restore()
-            if "inputs" in self.on:
-                raise Rejected("inputs", f"the op changed {changed}, which it may only read")
+        if changed is not None and "inputs" in self.on:
+            raise Rejected("inputs", f"the op changed {changed}, which it may only read")
         return y
 
     def compare(

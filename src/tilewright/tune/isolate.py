@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewright.device import kind_of
 from tilewright.errors import GateError, TilewrightError
-from tilewright.ops.catalog import SPECS
+from tilewright.ops.catalog import specs_on
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.outcome import Outcome, PlantedOutcome
 
@@ -283,13 +284,15 @@ class IsolatedGate:
             self._errors = None
 
 
-def sources(own: Mapping[str, str] | None = None) -> dict[str, str]:
+def sources(own: Mapping[str, str] | None = None, *, arch: str = "cpu") -> dict[str, str]:
     """What a worker loads each op of the catalog from, and those of one's own.
 
     Args:
         own: by op, what `tilewright.ops.catalog.load_spec` reads; a path is made absolute.
+        arch: the device that the catalog's ops run on.
     """
-    found = {op: op for op in SPECS}
+    kind = kind_of(arch)
+    found = {op: op if kind == "cpu" else f"{op}@{kind}" for op in specs_on(arch)}
     for op, text in (own or {}).items():
         path, colon, name = text.rpartition(":")
         is_file = bool(colon) and Path(path).is_file()

@@ -128,6 +128,7 @@ class Bench:
         Raises:
             LaunchFailed: a tile raised.
         """
+        self._outputs.clear()  # of other batches: all together they can be larger than memory
         launches = {tile: self._launch(tile) for tile in (incumbent, *tiles)}
         plan = self._plan(launches)
         arms = {str(tile): launch for tile, launch in launches.items()}
@@ -164,6 +165,7 @@ class Bench:
             KeyboardInterrupt: before the first block was finished.
         """
         self._pristine.restore()  # whatever a tile of the search has done to them
+        self._outputs.clear()
         launches = {tile: self._launch(tile) for tile in (incumbent, *finalists)}
         plan = self._plan(launches)
 

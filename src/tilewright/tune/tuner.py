@@ -25,7 +25,7 @@ from typing import Any
 from tilewright.device import cpu_device
 from tilewright.errors import GateError, UnsupportedError
 from tilewright.measure import Clock, CpuClock, EventClock, StateProbe
-from tilewright.ops.catalog import SPECS
+from tilewright.ops.catalog import SPECS, specs_on
 from tilewright.ops.contract import OpSpec
 from tilewright.tiles.local import INTERPRETER
 from tilewright.tiles.table import (
@@ -114,14 +114,15 @@ def tune(
     """
     if strategy not in STRATEGIES:
         raise UnsupportedError(f"strategy is {strategy!r}; use one of {', '.join(STRATEGIES)}")
-    specs = SPECS if specs is None else specs
+    arch = _arch(problems)
+    specs = specs_on(arch) if specs is None else specs
     targets = ordered_targets(problems, specs)
     ops = [target.problem.op for target in targets]
     header = _header(targets, specs)
     out = _table_path(targets, out)
     log = log_path(out) if log is None else log
     with Record(log) as record:
-        worker = _worker(ops, seed) if gate is None else None
+        worker = _worker(ops, arch, seed) if gate is None else None
         run = Run(
             specs=specs,
             budget_s=budget_s,
@@ -160,7 +161,7 @@ def plan(
     Raises:
         TileError, UnsupportedError: as `tune`.
     """
-    specs = SPECS if specs is None else specs
+    specs = specs_on(_arch(problems)) if specs is None else specs
     settings = settings or Settings()
     targets = ordered_targets(problems, specs)
     header = _header(targets, specs)
@@ -200,12 +201,17 @@ def ordered_targets(
     return [replace(target, share=target.share / total) for target in order]
 
 
-def _header(targets: Sequence[Target], specs: Mapping[str, OpSpec]) -> TableHeader:
-    arches = sorted({target.problem.arch for target in targets})
-    if len(arches) != 1:
+def _arch(problems: Sequence[Problem | Target]) -> str:
+    plain = [given.problem if isinstance(given, Target) else given for given in problems]
+    arches = sorted({problem.arch for problem in plain})
+    if len(arches) > 1:
         raise UnsupportedError(f"the problems are for {', '.join(arches)}; tune one arch at a time")
+    return arches[0] if arches else cpu_device().arch
+
+
+def _header(targets: Sequence[Target], specs: Mapping[str, OpSpec]) -> TableHeader:
     ops = dict.fromkeys(target.problem.op for target in targets)
-    return new_header([specs[op] for op in ops], arches[0])
+    return new_header([specs[op] for op in ops], targets[0].problem.arch)
 
 
 def _table_path(targets: Sequence[Target], out: Path | None) -> Path:
@@ -220,7 +226,7 @@ def _clock(arch: str) -> Clock:
     return CpuClock() if arch in (cpu_device().arch, INTERPRETER) else EventClock()
 
 
-def _worker(ops: Sequence[str], seed: int) -> IsolatedGate:
+def _worker(ops: Sequence[str], arch: str, seed: int) -> IsolatedGate:
     own = [op for op in ops if op not in SPECS]
     if own:
         raise UnsupportedError(
@@ -229,7 +235,7 @@ def _worker(ops: Sequence[str], seed: int) -> IsolatedGate:
         )
     import torch
 
-    return IsolatedGate(sources(), seed=seed, threads=torch.get_num_threads())
+    return IsolatedGate(sources(arch=arch), seed=seed, threads=torch.get_num_threads())
 
 
 @dataclass
@@ -371,7 +377,7 @@ class Run:
 
     def _bring_up_to_date(self, memories: Mapping[Problem, Memory]) -> None:
         """The table as it should be by now: stale rows verified anew, the log's rows in it."""
-        known = {**SPECS, **self.specs}
+        known = {**specs_on(self.table.header.arch), **self.specs}
         header = self.table.header
         table = existing_table(self.table_path, header)
         stale = stale_rows(table, known)

@@ -54,14 +54,14 @@ def main() -> None:
 def _open(opening: Mapping[str, Any]) -> Any:
     import torch
 
-    from tilewright.ops.catalog import SPECS, find_spec
+    from tilewright.ops.catalog import SPECS, load_spec
     from tilewright.tune.outcome import DirectGate
 
     torch.set_num_threads(opening["threads"])
     specs = {}
     for op, source in opening["sources"].items():
-        if source in SPECS:
-            specs[op] = find_spec(source)
+        if source.partition("@")[0] in SPECS:
+            specs[op] = load_spec(source)
         else:
             from tilewright.ops.user_spec import load_user_spec
 

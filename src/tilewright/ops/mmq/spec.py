@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tilewright.device import cpu_device
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.ops.cases import Shape, edge_scales, grid_cases, ordered, special_cases
 from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
@@ -281,6 +282,10 @@ def _swapped_minimum(inputs: Inputs) -> Inputs | None:
     return _corrupted(inputs, row, number, taken[row]) if change[row] > 0 else None
 
 
+def _arch() -> str:
+    return cpu_device().arch
+
+
 SPEC = OpSpec(
     name="mmq",
     title="MMQ",
@@ -299,4 +304,5 @@ SPEC = OpSpec(
         "swapped minimum": _swapped_minimum,
     },
     space=_space,
+    arch=_arch,
 )

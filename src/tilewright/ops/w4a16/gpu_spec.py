@@ -195,6 +195,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
         },
         space=get_space,
         sources=_SOURCES,
+        arch=lambda: arch,
         uses=dict.fromkeys(space.fields, ("triton",)),
         devices={},
     )

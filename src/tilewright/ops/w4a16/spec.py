@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tilewright.device import INTERPRETER
+from tilewright.device import INTERPRETER, cpu_device
 from tilewright.formats.w4 import W4Codes
 from tilewright.ops.cases import Shape, edge_scales, grid_cases, ordered, special_cases
 from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
@@ -230,13 +230,17 @@ def _swapped_zero(inputs: Inputs) -> Inputs | None:
     return _corrupted(inputs, zeros=zeros)
 
 
-def _on_gpu() -> OpSpec:
+def _arch() -> str:
+    return cpu_device().arch
+
+
+def _on_gpu(arch: str | None) -> OpSpec:
     from tilewright.ops.w4a16.gpu_spec import gpu_spec
 
-    return gpu_spec()
+    return gpu_spec(arch)
 
 
-def _interpreted() -> OpSpec:
+def _interpreted(arch: str | None) -> OpSpec:
     from tilewright.ops.w4a16.gpu_spec import gpu_spec
 
     return gpu_spec(INTERPRETER, "cpu")
@@ -260,5 +264,6 @@ SPEC = OpSpec(
         "swapped zero point": _swapped_zero,
     },
     space=_space,
+    arch=_arch,
     devices={"cuda": _on_gpu, "interpreter": _interpreted},
 )
