@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import tilewright
 from isa.compiling import HAS_TRITON, NO_TRITON, run_python
 from tilewright.cli.main import cli
+from user_specs import write_spec
 
 MAIN = "import sys; from tilewright.cli.main import main; sys.argv[0] = 'tilewright'; main()"
 LABEL = "legality and resources, not speed"
@@ -63,6 +64,62 @@ def test_json_with_a_tile_that_is_illegal_on_one_arch_goes_on_and_exits_1() -> N
     assert amd["kernels"] == []
     assert nvidia["error"] == ""
     assert nvidia["kernels"][0]["counts"]["matrix"] > 0
+
+
+EAGER = """\
+def kernel(x):
+    e = torch.exp(x - x.max(dim=1, keepdim=True).values)
+    return e / e.sum(dim=1, keepdim=True)
+"""
+LAUNCHED = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows_kernel(x_ptr, y_ptr, K, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    total = 0.0
+    for at in range(0, K, BLOCK):
+        k = at + tl.arange(0, BLOCK)
+        total += tl.sum(tl.exp(tl.load(x_ptr + row * K + k, k < K, -float("inf"))), 0)
+    for at in range(0, K, BLOCK):
+        k = at + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * K + k, k < K, 0.0)
+        tl.store(y_ptr + row * K + k, tl.exp(x) / total, k < K)
+
+
+def kernel(x):
+    y = torch.empty_like(x)
+    rows_kernel[(len(x),)](x, y, x.shape[1], BLOCK=64, num_warps=2)
+    return y
+"""
+
+
+@needs_triton
+def test_a_kernel_of_ones_own_is_compiled_through_its_spec(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, EAGER, LAUNCHED)
+    done = isa(
+        "--spec", f"{spec}:SPEC", "--arch", "gfx90a,sm_80", "--shape", "100,100", "--m", "8",
+        "--dtype", "float32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"rowsoftmax rows float32 M=8 N=100 K=100: {LABEL}" in done.stdout
+    assert "gfx90a: rows(block=16)" in done.stdout
+    assert "  rows_kernel: loop " in done.stdout
+
+
+@needs_triton
+def test_an_op_that_launches_no_kernel_says_so(tmp_path: Path) -> None:
+    spec = write_spec(
+        tmp_path, EAGER, EAGER.replace("    return", "    print(e.sum().item())\n    return")
+    )
+    done = isa("--spec", f"{spec}:SPEC", "--arch", "gfx90a", "--shape", "100,100")
+    assert done.returncode == 1
+    assert "its run raises RuntimeError on operands of the meta device" in done.stderr
+    spec = write_spec(tmp_path)
+    done = isa("--spec", f"{spec}:SPEC", "--arch", "gfx90a", "--shape", "100,100")
+    assert "nothing was launched: only Triton and Gluon kernels are compiled" in done.stderr
 
 
 SHALLOW = """

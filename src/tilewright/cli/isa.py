@@ -92,8 +92,8 @@ class _Group(click.ParamType):
     show_default=True,
     help="Dtype of x and y.",
 )
-@click.option("--group", type=_Group(), default="128", show_default=True,
-              help="Values that share a scale; -1 for all of K.")  # fmt: skip
+@click.option("--group", type=_Group(),
+              help="Values that share a scale, or -1 for all of K.  [w4a16: 128]")  # fmt: skip
 @click.option("--shape", type=ShapeParam(), default="4096,4096", show_default=True,
               help="N,K of the weight.")  # fmt: skip
 @click.option("--m", "m", type=click.IntRange(min=1), default=512, show_default=True,
@@ -135,8 +135,9 @@ def isa_command(output: str, asm: Path | None, **options: Any) -> None:
     if all(entry.error for entry in entries):
         raise TileError("; ".join(f"{entry.arch}: {entry.error}" for entry in entries))
     title = f"{problem.op} {problem.weight_type} {problem.act_dtype}"
-    group = "g=K" if problem.group == -1 else f"g={problem.group}"
-    title += f" {group} M={problem.M} N={problem.N} K={problem.K}"
+    if problem.group:
+        title += " g=K" if problem.group == -1 else f" g={problem.group}"
+    title += f" M={problem.M} N={problem.N} K={problem.K}"
     if output == "json":
         whole = isa_json(title, entries, provenance(["tilewright", *sys.argv[1:]]))
         click.echo(json.dumps(whole, indent=2, allow_nan=False))
@@ -175,7 +176,10 @@ def _product(options: dict[str, Any]) -> tuple[OpSpec | str, Problem]:
             f"--type is {weight_type!r}; {spec.name} has {', '.join(spec.weight_types)}"
         )
     n, k = options["shape"]
-    group = -1 if options["group"] == k else options["group"]
+    group = options["group"]
+    if group is None:
+        group = 128 if options["spec"] is None else 0
+    group = -1 if group == k else group
     problem = Problem(
         spec.name, "", options["dtype"], weight_type, "float", options["m"], n, k, group
     )

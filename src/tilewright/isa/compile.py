@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.errors import TileError, UnsupportedError
+from tilewright.errors import TileError, TilewrightError, UnsupportedError
 from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.pack import pack_w4_for
@@ -149,7 +149,20 @@ def _compile_spec(spec: OpSpec, problem: Problem, tile: Tile) -> tuple[Compiled,
     bare = dataclasses.replace(
         inputs, x=_moved(inputs.x), weight=_moved(inputs.weight), bias=_moved(inputs.bias)
     )
-    return cross_compile(lambda: spec.run(bare, tile=tile), problem.arch)
+
+    def launch() -> None:
+        try:
+            spec.run(bare, tile=tile)
+        except (TilewrightError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise UnsupportedError(
+                f"op {spec.name}: its run raises {type(error).__name__} on operands of the meta "
+                f"device: {error}. To be compiled it must launch a Triton kernel on the device of "
+                "x, and read no values"
+            ) from error
+
+    return cross_compile(launch, problem.arch)
 
 
 def _moved(value: Any) -> Any:

@@ -45,6 +45,8 @@ _RESOURCES = (
     ("programs", "programs a CU or SM"),
     ("waves", "waves a SIMD"),
 )
+_IF_ANY = ("shuffle", "global_store", "agprs")
+"""Lines that are left out where no kernel has any."""
 
 
 def isa_tables(title: str, entries: Sequence[Entry]) -> list[Table]:
@@ -89,7 +91,10 @@ def _table(title: str, entries: Sequence[Entry], names: Sequence[str]) -> Table:
             values = {
                 key: (kernel[part] if part else kernel)[figure] for key, kernel in found.items()
             }
-            if any(value is not None for value in values.values()):
+            wanted = any(values.values()) if figure in _IF_ANY else any(
+                value is not None for value in values.values()
+            )  # fmt: skip
+            if wanted:
                 rows.append({"figure": label, **{k: _text(v) for k, v in values.items()}})
     return Table(title, columns, rows if found else [], notes=_notes(entries, names))
 
