@@ -11,7 +11,8 @@ kernel runs on a GPU, no time is taken: rows hold 0 samples, and their source is
 
 A ladder names blocks, warps and sometimes the loads ahead. What it leaves open is this package's:
 the way of dequantizing is the space's default for the chip and dtype, the order "xw" and the bands
-of 8 rows of tiles are as published, and loads ahead that no line names are Triton's default of 2.
+of 8 rows of tiles are as published, and loads ahead that no line names are Triton's default of 2,
+or 1 where a tile with 2 would spill.
 
 Run it again when the kernels change: their hash stands in every table, and a row whose kernels have
 changed is not used.
@@ -68,19 +69,23 @@ class Made:
     dropped: Counter[str] = field(default_factory=Counter)
 
 
-def tile_of(step: Step, problem: Problem) -> Tile:
-    """The published step as a tile of the portable kernel."""
+def tiles_of(step: Step, problem: Problem) -> list[Tile]:
+    """The published step as tiles of the portable kernel, the first that is legal to be taken.
+
+    They differ in the loads ahead, where the step names none.
+    """
     from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 
-    return Tile.of(
+    tile = Tile.of(
         "triton", block_m=step.block_m, block_n=step.block_n,
-        block_k=min(step.block_k, problem.group), num_warps=step.warps,
-        num_stages=_STAGES if step.stages is None else step.stages, group_m=_BANDS, order="xw",
-        dequant=TRITON_SPACE.default(replace(problem, M=64)).dequant,
+        block_k=min(step.block_k, problem.group), num_warps=step.warps, num_stages=_STAGES,
+        group_m=_BANDS, order="xw", dequant=TRITON_SPACE.default(replace(problem, M=64)).dequant,
     )  # fmt: skip
+    stages = (_STAGES, 1) if step.stages is None else (step.stages,)
+    return [tile.replace(num_stages=ahead) for ahead in stages]
 
 
-def wanted(table: PublishedTable) -> Iterator[tuple[Problem, Tile]]:
+def wanted(table: PublishedTable) -> Iterator[tuple[Problem, list[Tile]]]:
     """Every problem that a table has a row for, with its published tile."""
     for n, k in SHAPES:
         for group in GROUPS:
@@ -90,7 +95,7 @@ def wanted(table: PublishedTable) -> Iterator[tuple[Problem, Tile]]:
                 for kind in TYPES:
                     for m in ROWS:
                         problem = Problem(OP, table.archs[0], dtype, kind, "float", m, n, k, group)
-                        yield problem, tile_of(table.ladder(dtype, m, n, k, group), problem)
+                        yield problem, tiles_of(table.ladder(dtype, m, n, k, group), problem)
 
 
 def rule_broken(problem: Problem, tile: Tile, archs: Sequence[str]) -> str:
@@ -197,14 +202,17 @@ def gate_child(orders: Path, results: Path) -> None:
 def make(table: PublishedTable, compiler: Compiler) -> tuple[Made, list[tuple[Problem, Tile]]]:
     """Rule-checked and compiled candidates of a table, and what was dropped."""
     made, kept = Made(), []
-    for problem, tile in wanted(table):
-        why = rule_broken(problem, tile, table.archs) or compiler.forbids(
-            problem, tile, table.archs
-        )
-        if why:
-            made.dropped[f"{problem.act_dtype} {tile}: {why}"] += 1
+    for problem, tiles in wanted(table):
+        reasons = []
+        for tile in tiles:
+            why = rule_broken(problem, tile, table.archs)
+            why = why or compiler.forbids(problem, tile, table.archs)
+            if not why:
+                kept.append((problem, tile))
+                break
+            reasons.append(f"{tile}: {why}")
         else:
-            kept.append((problem, tile))
+            made.dropped[f"{problem.act_dtype} {'; '.join(reasons)}"] += 1
     return made, kept
 
 
