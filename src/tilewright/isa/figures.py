@@ -31,7 +31,8 @@ class Figures:
         loop: label of the inner loop; "" if it has none, and counts are of the whole kernel.
         counts: by `count`: what a wave issues in one iteration.
         matrix: the matrix instructions by name, and where a HGMMA takes its left operand from.
-        k_step: columns of K that an iteration covers; None where the tile does not tell.
+        k_step: columns of K that an iteration covers, by the matrix instructions' shapes; by the
+            tile where there are none; None without a loop or a space.
         valu_per_pair: VALU instructions for each two weights, a lane's work: addresses and loop
             overhead are in it, and work that several waves repeat counts as often as it is done.
         issued_per_pair: the same of all instructions.
@@ -74,13 +75,10 @@ def figures(compiled: Compiled, tile: Tile, space: TileSpace | None = None) -> F
     per_pair: dict[str, float | None] = {"valu": None, "total": None}
     extents = space.extents(tile) if space is not None and space.extents is not None else {}
     if loop is not None and all(extents.get(d) for d in "MNK"):
-        m, n, k = (max(extents[d]) for d in "MNK")
-        macs = matrix_macs(body) * warps
-        k_step = macs // (m * n) if macs else k
-        pairs = k_step * n / 2
-        if pairs:
-            lanes = warps * warp_size(compiled.arch)
-            per_pair = {what: round(counts[what] * lanes / pairs, 2) for what in per_pair}
+        m, n, k = (min(extents[d]) for d in "MNK")
+        k_step = _k_step(matrix_macs(body) * warps // (m * n), k)
+        pairs, lanes = k_step * n / 2, warps * warp_size(compiled.arch)
+        per_pair = {what: round(counts[what] * lanes / pairs, 2) for what in per_pair}
     return Figures(
         kernel=compiled.name,
         arch=compiled.arch,
@@ -88,11 +86,19 @@ def figures(compiled: Compiled, tile: Tile, space: TileSpace | None = None) -> F
         loop=loop.label if loop else "",
         counts=counts,
         matrix=", ".join(_matrix_names(body, vendor)),
-        k_step=k_step or None,
+        k_step=k_step,
         valu_per_pair=per_pair["valu"],
         issued_per_pair=per_pair["total"],
         resources=resources(compiled),
     )
+
+
+def _k_step(multiplied: int, step: int) -> int:
+    """Columns of K an iteration: as many whole steps of the tile, a power of two of them, as its
+    matrix instructions multiply. What they do beside, such as sums of x, is less than that again.
+    """
+    steps = multiplied // step
+    return step << (steps.bit_length() - 1) if steps else step
 
 
 def _multiplying_warps(compiled: Compiled) -> int:
