@@ -34,8 +34,9 @@ TILES = {
 
 
 def tile(blocks: str = "16x32x32", dequant: str = "packed") -> Tile:
-    return Tile.of("triton", **TILES[blocks], num_warps=4, num_stages=2, group_m=8,
-        dequant=dequant, order="xw")
+    return Tile.of(
+        "triton", **TILES[blocks], num_warps=4, num_stages=2, group_m=8, dequant=dequant, order="xw"
+    )
 
 
 def case_of(
@@ -245,8 +246,15 @@ def test_a_product_by_hand(row):
     x = torch.zeros(1, 16, dtype=torch.float16)
     x[0, 0], x[0, 15] = 1, 1
     some = Tile.of(
-        "triton", block_m=16, block_n=16, block_k=8, num_warps=1, num_stages=1, group_m=8,
-        dequant="packed", order="xw",
+        "triton",
+        block_m=16,
+        block_n=16,
+        block_k=8,
+        num_warps=1,
+        num_stages=1,
+        group_m=8,
+        dequant="packed",
+        order="xw",
     )
     y = torch.empty(1, 1, dtype=torch.float16)
     # A step of 8 is too short for a GPU's dot, and right all the same.

@@ -23,8 +23,15 @@ if importlib.util.find_spec("triton") is None:
 
 SCRIPT = Path(__file__).with_name("compile_w4a16.py")
 BASE = Tile.of(
-    "triton", block_m=64, block_n=64, block_k=32, num_warps=4, num_stages=2, group_m=8,
-    dequant="packed", order="xw",
+    "triton",
+    block_m=64,
+    block_n=64,
+    block_k=32,
+    num_warps=4,
+    num_stages=2,
+    group_m=8,
+    dequant="packed",
+    order="xw",
 )
 TILES = {
     "default": BASE,

@@ -71,8 +71,15 @@ def test_the_tile_it_pretends_to_be_is_right(wrong):
 )
 def test_a_right_tile_passes_every_check(dtype, weight_type, dequant, group):
     tile = Tile.of(
-        "triton", block_m=16, block_n=32, block_k=32, num_warps=4, num_stages=2, group_m=8,
-        dequant=dequant, order="xw",
+        "triton",
+        block_m=16,
+        block_n=32,
+        block_k=32,
+        num_warps=4,
+        num_stages=2,
+        group_m=8,
+        dequant=dequant,
+        order="xw",
     )
     case = Case(SPEC.name, weight_type, dtype, 17, 40, 64, group)
     result = gate(SPEC, tile, [case])

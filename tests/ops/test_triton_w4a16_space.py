@@ -17,8 +17,15 @@ from tilewright.tiles.tile import Problem, Tile
 
 ARCHS = ("interpreter", "gfx1151", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_89", "sm_90")
 BASE = Tile.of(
-    "triton", block_m=64, block_n=64, block_k=32, num_warps=4, num_stages=2, group_m=8,
-    dequant="packed", order="xw",
+    "triton",
+    block_m=64,
+    block_n=64,
+    block_k=32,
+    num_warps=4,
+    num_stages=2,
+    group_m=8,
+    dequant="packed",
+    order="xw",
 )
 
 

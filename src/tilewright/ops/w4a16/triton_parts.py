@@ -145,20 +145,18 @@ def by_column(j0, j1, j2, j3, j4, j5, j6, j7, AXIS: tl.constexpr, WORDS: tl.cons
     low = tl.join(tl.join(j0, j4), tl.join(j2, j6))  # [.., p1, p0] with h = 0
     high = tl.join(tl.join(j1, j5), tl.join(j3, j7))
     w = tl.join(low, high)
+    N: tl.constexpr = j0.shape[AXIS]
+    K: tl.constexpr = j0.shape[1 - AXIS] * 8
     if AXIS == 0:
-        n: tl.constexpr = j0.shape[0]
-        k: tl.constexpr = j0.shape[1] * 8
         if WORDS == "k32":  # column 8 p + 2 c + h of 32, in word c of 4
-            w = w.reshape(n, k // 32, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5)
-        return w.reshape(n, k)
+            w = w.reshape(N, K // 32, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5)
+        return w.reshape(N, K)
     else:
-        n: tl.constexpr = j0.shape[1]
-        k: tl.constexpr = j0.shape[0] * 8
         if WORDS == "k32":
-            w = w.reshape(k // 32, 4, n, 2, 2, 2).permute(0, 3, 4, 1, 5, 2)
+            w = w.reshape(K // 32, 4, N, 2, 2, 2).permute(0, 3, 4, 1, 5, 2)
         else:
             w = w.permute(0, 2, 3, 4, 1)
-        return w.reshape(k, n)
+        return w.reshape(K, N)
 
 
 @triton.jit
@@ -172,17 +170,21 @@ def dequantize_scalar(
         q: int32 [BLOCK_K / 8, BLOCK_N], or [BLOCK_N, BLOCK_K / 8] for AXIS 0.
         zero, scale: int32 and float32, [1, BLOCK_N] or [BLOCK_N, 1].
     """
-    z = zero
-    s = scale
-    w0 = operand(((q & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    w1 = operand((((q >> 16) & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    w2 = operand((((q >> 4) & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    w3 = operand((((q >> 20) & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    w4 = operand((((q >> 8) & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    w5 = operand((((q >> 24) & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    w6 = operand((((q >> 12) & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    w7 = operand((((q >> 28) & 15) - z).to(tl.float32) * s, dtype, INTERPRET)
-    return by_column(w0, w1, w2, w3, w4, w5, w6, w7, AXIS, WORDS)
+    j = tl.arange(0, 8)
+    bit = (j // 2) * 4 + (j % 2) * 16
+    N: tl.constexpr = q.shape[AXIS]
+    K: tl.constexpr = q.shape[1 - AXIS] * 8
+    if AXIS == 0:
+        code = (q[:, :, None] >> bit[None, None, :]) & 15
+        if WORDS == "k32":
+            code = code.reshape(N, K // 32, 4, 4, 2).permute(0, 1, 3, 2, 4)
+        code = code.reshape(N, K)
+    else:
+        code = (q[:, None, :] >> bit[None, :, None]) & 15
+        if WORDS == "k32":
+            code = code.reshape(K // 32, 4, 4, 2, N).permute(0, 2, 1, 3, 4)
+        code = code.reshape(K, N)
+    return operand((code - zero).to(tl.float32) * scale, dtype, INTERPRET)
 
 
 @triton.jit

@@ -65,7 +65,13 @@ def _planted_skinny(
     name: str, fault: str, why_faster: str, caught_by: str, *, k: int = 256, split_k: int = 4
 ) -> Planted:
     tile = Tile.of(
-        "skinny", block_m=4, block_n=16, block_k=32, split_k=split_k, num_warps=4, num_stages=2,
+        "skinny",
+        block_m=4,
+        block_n=16,
+        block_k=32,
+        split_k=split_k,
+        num_warps=4,
+        num_stages=2,
         planted=name,
     )
     case = Case("w4a16_triton", "uint4", "float16", 3, 64, k, 32)

@@ -6,19 +6,18 @@
 
 Decoding reads far more weights than it multiplies; what counts is how many loads are in flight.
 The grid is (tiles of N) x (SPLIT shares of K). A program walks its share in steps of BLOCK_K and
-keeps one sum a row of x, a row of w and a word: no reduction within the loop::
+keeps one sum a row of x, a row of w and a word: no reduction, no exchange within the loop::
 
-    q [BLOCK_N, BLOCK_K / 8]  -> 8 codes q - z, exact, float32
-    x [BLOCK_M, BLOCK_K / 8]  of the columns of one code of each word, 8 times
-    part += (q - z) * x       [BLOCK_M, BLOCK_N, BLOCK_K / 8] float32
+    q [BLOCK_N, BLOCK_K / 8]  -> 4 pairs of codes q - z, exact in float16, then float32
+    part += (q - z) * x       BLOCK_M tensors [BLOCK_N, BLOCK_K / 8] float32
     acc  += part * s          once a step: a step lies in one group
 
-Weights are not rounded at all. At the end acc is summed over the words. With SPLIT > 1 it goes to
-`partials` [SPLIT, M, N] float32, and a second kernel adds the shares in their order, so that two
+Weights are not rounded at all. At the end each acc is summed over the words. With SPLIT > 1 it goes
+to `partials` [SPLIT, M, N] float32, and a second kernel adds the shares in their order, so that two
 launches agree bit for bit; no atomics, no counters. A share without a step of K writes zeros.
 
-Every row of x has sums of its own, so M is at most BLOCK_M, and BLOCK_M x BLOCK_N x BLOCK_K / 8 sums
-live in registers.
+Every row of x has sums of its own, so M is at most BLOCK_M, and BLOCK_M x BLOCK_N x BLOCK_K / 8
+sums live in registers. Rows of x past M repeat the last one.
 
 FAULT is as in `triton_gemm`.
 """
@@ -35,15 +34,23 @@ import triton
 import triton.language as tl
 
 from tilewright.layout.triton import WordsW4
+from tilewright.ops.cross import target_arch
 from tilewright.ops.w4a16.triton_gemm import (
     INTERPRETED,
+    asm_of,
     check_device,
     spans_wide,
     weight_arguments,
     weight_strides,
     weight_tensors,
 )
-from tilewright.ops.w4a16.triton_parts import bfloat16_bits, code_values, to_float32
+from tilewright.ops.w4a16.triton_parts import (
+    bfloat16_bits,
+    bits_to_float,
+    code_pair,
+    halves,
+    to_float32,
+)
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_w4a16_skinny", "workspace_skinny"]
@@ -61,14 +68,43 @@ def _store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
 
 
 @triton.jit
+def _two_columns(
+    x_ptr, at_k, K, stride_xk, X_PAIRS: tl.constexpr, EVEN_K: tl.constexpr, INTERPRET: tl.constexpr
+):
+    """Columns at_k, which are even, and at_k + 1 of a row of x as float32; 0 past K."""
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    if X_PAIRS:
+        pairs = x_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + at_k // 2
+        if EVEN_K:
+            pair = tl.load(pairs)
+        else:
+            pair = tl.load(pairs, mask=at_k < K, other=0)
+        if dtype == tl.bfloat16:
+            return bits_to_float(pair & 0xFFFF), bits_to_float((pair >> 16) & 0xFFFF)
+        else:
+            x0, x1 = halves(pair, dtype)
+            return x0.to(tl.float32), x1.to(tl.float32)
+    else:
+        if EVEN_K:
+            x0 = tl.load(x_ptr + at_k * stride_xk)
+            x1 = tl.load(x_ptr + (at_k + 1) * stride_xk)
+        else:
+            x0 = tl.load(x_ptr + at_k * stride_xk, mask=at_k < K, other=0.0)
+            x1 = tl.load(x_ptr + (at_k + 1) * stride_xk, mask=at_k < K - 1, other=0.0)
+        return to_float32(x0, INTERPRET), to_float32(x1, INTERPRET)
+
+
+@triton.jit
 def _w4a16_skinny_kernel(
     x_ptr, q_ptr, s_ptr, z_ptr, b_ptr, y_ptr, p_ptr,
     M, N, K,
     stride_xm, stride_xk, stride_qn, stride_qk, stride_sn, stride_sg, stride_zn, stride_zg,
     stride_ym, stride_yn,
-    GROUP: tl.constexpr, ZEROS: tl.constexpr, WORDS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GROUP: tl.constexpr, ZEROS: tl.constexpr, WORDS: tl.constexpr, ASM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
+    X_PAIRS: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr,
+    FAULT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of y, or of one share of it."""
     pid_n = tl.program_id(0)
@@ -80,27 +116,20 @@ def _w4a16_skinny_kernel(
     first = share * each
     last = tl.minimum(first + each, steps)
 
-    rows = tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_w = tl.arange(0, BLOCK_K // 8)
-    row_m = tl.minimum(rows, M - 1)
     row_n = tl.minimum(offs_n, N - 1)
+    mask_n = offs_n < N
     shift_z = (row_n % 8) * 4
     if WIDE:
+        offs_n = offs_n.to(tl.int64)
         offs_w = offs_w.to(tl.int64)
-        row_m = row_m.to(tl.int64)
         row_n = row_n.to(tl.int64)
     # The column of code 0 of a word; those of the others follow at 8 p + h, or at 2 p + h.
-    if WORDS == "k8":
-        offs_x = offs_w * 8
-        PAIR: tl.constexpr = 2
-        WORD_K: tl.constexpr = 8
-    else:
-        offs_x = offs_w // 4 * 32 + offs_w % 4 * 2
-        PAIR: tl.constexpr = 8
-        WORD_K: tl.constexpr = 32
+    PAIR: tl.constexpr = 2 if WORDS == "k8" else 8
+    WORD_K: tl.constexpr = 8 if WORDS == "k8" else 32
+    offs_x = offs_w * 8 if WORDS == "k8" else offs_w // 4 * 32 + offs_w % 4 * 2
 
-    x_ptrs = x_ptr + row_m[:, None] * stride_xm
     q_ptrs = q_ptr + row_n[:, None] * stride_qn
     s_ptrs = s_ptr + row_n * stride_sn
     z_ptrs = z_ptr
@@ -109,7 +138,8 @@ def _w4a16_skinny_kernel(
     elif ZEROS == "packed":
         z_ptrs = z_ptr + (row_n // 8) * stride_zn
     zero = tl.full((BLOCK_N,), 8, tl.int32)
-    acc = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_K // 8), tl.float32)
+    none = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
+    acc = (none,) * BLOCK_M
 
     for step in range(first, last):
         k = step * BLOCK_K
@@ -122,35 +152,41 @@ def _w4a16_skinny_kernel(
         g = 0
         if GROUP > 0:
             g = k // GROUP
-        scale = to_float32(tl.load(s_ptrs + g * stride_sg), INTERPRET)
+        scale = to_float32(tl.load(s_ptrs + g * stride_sg), INTERPRET)[:, None]
         if ZEROS == "bytes":
             zero = tl.load(z_ptrs + g * stride_zg).to(tl.int32)
         elif ZEROS == "packed":
             zero = (tl.load(z_ptrs + g * stride_zg) >> shift_z) & 0xF
-        part = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_K // 8), tl.float32)
-        for j in tl.static_range(8):
-            column: tl.constexpr = j // 2 * PAIR + j % 2
-            at_k = (offs_x + (k + column))[None, :]
-            if EVEN_K:
-                x = tl.load(x_ptrs + at_k * stride_xk)
-            else:
-                x = tl.load(x_ptrs + at_k * stride_xk, mask=at_k < K, other=0.0)
-            w = code_values(q, zero[:, None], j)  # [BLOCK_N, BLOCK_K / 8]
-            part += to_float32(x, INTERPRET)[:, None, :] * w[None, :, :]
-        acc += part * scale[None, :, None]
+        offset = (zero + 1024).to(tl.float16)[:, None]
+        part = (none,) * BLOCK_M
+        for p in tl.static_range(4):
+            low, high = halves(code_pair(q, p, tl.float16, ASM), tl.float16)
+            low = (low - offset).to(tl.float32)  # [BLOCK_N, BLOCK_K / 8]
+            high = (high - offset).to(tl.float32)
+            at_k = offs_x + (k + p * PAIR)
+            added = ()
+            for m in tl.static_range(BLOCK_M):
+                x_row = x_ptr + tl.minimum(m, M - 1) * stride_xm
+                x0, x1 = _two_columns(x_row, at_k, K, stride_xk, X_PAIRS, EVEN_K, INTERPRET)
+                added = added + (part[m] + low * x0[None, :] + high * x1[None, :],)
+            part = added
+        scaled = ()
+        for m in tl.static_range(BLOCK_M):
+            scaled = scaled + (acc[m] + part[m] * scale,)
+        acc = scaled
 
-    y = tl.sum(acc, axis=2)  # [BLOCK_M, BLOCK_N]
-    mask_y = (rows < M)[:, None] & (offs_n < N)[None, :]
-    if SPLIT > 1:
-        if FAULT == "stale-partial":  # a share without a step leaves its place as it was
-            mask_y = mask_y & (first < last)
-        row_p = (rows + share * M).to(tl.int64)
-        tl.store(p_ptr + row_p[:, None] * N + offs_n[None, :], y, mask=mask_y)
-    else:
-        if HAS_BIAS:
-            y += to_float32(tl.load(b_ptr + row_n), INTERPRET)[None, :]
-        y_ptrs = y_ptr + row_m[:, None] * stride_ym + row_n[None, :] * stride_yn
-        _store(y_ptrs, y, mask_y, INTERPRET)
+    if FAULT == "stale-partial":  # a share without a step leaves its place as it was
+        mask_n = mask_n & (first < last)
+    for m in tl.static_range(BLOCK_M):
+        y = tl.sum(acc[m], axis=1)  # [BLOCK_N]
+        if SPLIT > 1:
+            row_p = (m + share * M) * (N + tl.zeros((1,), tl.int64))
+            tl.store(p_ptr + row_p + offs_n, y, mask=mask_n & (m < M))
+        else:
+            if HAS_BIAS:
+                y += to_float32(tl.load(b_ptr + row_n), INTERPRET)
+            y_ptrs = y_ptr + tl.minimum(m, M - 1) * stride_ym + offs_n * stride_yn
+            _store(y_ptrs, y, mask_n & (m < M), INTERPRET)
 
 
 @triton.jit
@@ -172,6 +208,15 @@ def _sum_kernel(
         y += to_float32(tl.load(b_ptr + n, mask=mask, other=0.0), INTERPRET)
     y_ptrs = y_ptr + m * stride_ym + n * stride_yn
     _store(y_ptrs, y, mask, INTERPRET)
+
+
+def _in_pairs(x: torch.Tensor) -> bool:
+    """Whether columns 2i and 2i + 1 of x are one aligned 32-bit number in every row."""
+    row, column = x.stride()
+    return (
+        x.element_size() == 2 and column == 1 and row % 2 == 0 and x.shape[1] % 2 == 0
+        and x.storage_offset() % 2 == 0
+    )  # fmt: skip
 
 
 def workspace_skinny(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
@@ -214,9 +259,9 @@ def launch_w4a16_skinny(
         m, n, k,
         *x.stride(), *weight_strides(weight), *y.stride(),
         GROUP=arguments["GROUP"], ZEROS=arguments["ZEROS"], WORDS=arguments["WORDS"],
-        HAS_BIAS=bias is not None,
+        ASM=asm_of(target_arch(x.device), torch.float16), HAS_BIAS=bias is not None,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLIT=tile.split_k,
-        EVEN_K=k % max(tile.block_k, 32) == 0,
+        X_PAIRS=_in_pairs(x), EVEN_K=k % max(tile.block_k, 32) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight_tensors(weight))),
         INTERPRET=INTERPRETED, FAULT=fault,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -94,9 +94,7 @@ def _one_scale(tile: Tile, problem: Problem) -> bool:
 
 
 def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
-    return (
-        tile.algorithm != "triton" or tile.dequant == "scalar" or problem.act_dtype != "float32"
-    )
+    return tile.algorithm != "triton" or tile.dequant == "scalar" or problem.act_dtype != "float32"
 
 
 def _has_asm(tile: Tile, problem: Problem) -> bool:
