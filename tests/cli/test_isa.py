@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 
 import tilewright
 from isa.compiling import HAS_TRITON, NO_TRITON, run_python
+from tilewright.cli.isa import isa_command
 from tilewright.cli.main import cli
 from user_specs import write_spec
 
@@ -224,3 +227,27 @@ def test_usage_errors(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(cli, ["isa", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+DOC = (Path(__file__).parents[2] / "docs" / "isa.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^(?:\$ )?tilewright (isa .*)$", DOC, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_page_are_understood(command: str) -> None:
+    name, *words = shlex.split(command)
+    isa_command.make_context(name, words)
+
+
+@needs_triton
+def test_the_page_shows_the_lines_that_are_printed() -> None:
+    (command, shown) = re.findall(
+        r"```\n\$ tilewright (isa [^\n]*-o md[^\n]*)\n(.*?)```", DOC, re.S
+    )[0]
+    done = isa(*shlex.split(command)[1:])
+    assert done.returncode == 0, done.stderr
+    assert labels(done.stdout) == labels(shown)
+
+
+def labels(text: str) -> list[str]:
+    return [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]

@@ -68,7 +68,7 @@ def test_every_kernel_of_a_launch_has_a_column() -> None:
 
 def test_notes_name_revision_loop_warnings_and_failures() -> None:
     serialized = "ptxas info : (C7515) Potential Performance Loss"
-    bad = kernel("sm_90", warnings=(serialized,), failures=(serialized,))
+    bad = kernel("sm_90", warnings=(serialized, "ptxas warning : x"), failures=(serialized,))
     (lines,) = lines_of(
         [
             Entry("sm_90", "t(a=1)", "main (0123456789)", (bad,)),
@@ -77,7 +77,8 @@ def test_notes_name_revision_loop_warnings_and_failures() -> None:
     )
     assert "A: revision main (0123456789), t(a=1)" in lines
     assert "  _gemm: loop .LBB0_4, v_wmma_f32_16x16x16_f16, triton 3.7.1" in lines
-    assert f"  FAILED _gemm: {serialized}" in lines
+    assert "  warning: ptxas warning : x" in lines
+    assert [line for line in lines if serialized in line] == [f"  FAILED _gemm: {serialized}"]
     assert "  FAILED tile t(a=9) breaks rule 'x': y" in lines
 
 

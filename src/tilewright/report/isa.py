@@ -114,6 +114,8 @@ def _notes(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
             where = f"loop {kernel['loop']}" if kernel["loop"] else "no loop: the whole kernel"
             matrix = f", {kernel['matrix']}" if kernel["matrix"] else ""
             notes.append(f"  {kernel['kernel']}: {where}{matrix}, {kernel['compiler']}")
-            notes += [f"  warning: {line}" for line in kernel["resources"]["warnings"]]
+            found = kernel["resources"]
+            others = [line for line in found["warnings"] if line not in found["failures"]]
+            notes += [f"  warning: {line}" for line in others]
         notes += [f"  FAILED {line}" for line in entry.failures]
     return notes
