@@ -192,6 +192,22 @@ def test_a_corrupted_weight_harms_no_tile_after_it() -> None:
     assert held(RIGHT).passed
 
 
+def test_operands_are_put_back_where_another_check_comes_first() -> None:
+    """On the fifth launch, of the second operands, which are kept for the next tiles as well."""
+    count = itertools.count(1)
+
+    def run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
+        out = torch.empty(inputs.case.M, inputs.case.N)
+        out.copy_(RIGHT(inputs))
+        if next(count) == 5:
+            out.as_strided((1,), (1,), out.storage_offset() + out.numel()).fill_(0)
+            inputs.weight.data.fill_(0)
+        return out
+
+    assert held(run).check == "guard-bands"
+    assert gate(SPECS["mmq"], TILE, [CASE]).passed
+
+
 def test_ctrl_c_is_no_verdict() -> None:
     with pytest.raises(KeyboardInterrupt):
         held(raising(KeyboardInterrupt()))  # type: ignore[arg-type]
