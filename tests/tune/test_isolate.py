@@ -83,6 +83,18 @@ def test_a_fault_that_ends_the_worker_is_an_outcome_and_another_one_starts(
     assert gate.starts == starts + 1
 
 
+def test_a_fault_of_a_gpu_is_one_tiles_and_not_those_of_all_that_follow(
+    gate: IsolatedGate,
+) -> None:
+    assert gate.check(problem(), tile("fine")).passed
+    starts = gate.starts
+    outcome = gate.check(problem(), tile("fault"))
+    assert outcome.kind == "error"
+    assert "an illegal memory access" in outcome.reason
+    assert gate.check(problem(), tile("fine")).passed
+    assert gate.starts == starts + 1
+
+
 def test_a_tile_that_hangs_is_ended_at_its_time_limit(gate: IsolatedGate) -> None:
     assert gate.check(problem(), tile("fine")).passed
     gate.limits = Limits(check_s=1.0)

@@ -18,8 +18,9 @@ from tilewright.tiles.tile import Tile
 
 KINDS = (
     "fine", "crash", "exit", "hang", "memory", "touch", "raise", "compile", "wrong", "print",
-    "slow",
+    "slow", "fault",
 )  # fmt: skip
+FAULTS: list[str] = []  # once a GPU has met one, every later launch of the process reports it
 
 
 def tile(does: str) -> Tile:
@@ -32,6 +33,10 @@ SPACE = TileSpace("toy/cpu", {"wild": {"does": KINDS}}, (), lambda problem: tile
 def run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
     does = "fine" if tile is None else tile.does
     y = right(inputs)
+    if does == "fault":
+        FAULTS.append("CUDA error: an illegal memory access was encountered")
+    if FAULTS:
+        raise RuntimeError(FAULTS[0])
     if does == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif does == "exit":

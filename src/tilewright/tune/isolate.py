@@ -1,8 +1,9 @@
 """Verifying candidates in a process of their own.
 
 One worker process serves many candidates. It is killed and started anew when a candidate crashes
-it, hangs past its time limit, grows past its memory limit, or is caught writing outside its output
-(what such a kernel did to the rest of the process, nobody knows). Each of these is an `Outcome`
+it, hangs past its time limit, grows past its memory limit, is caught writing outside its output
+(what such a kernel did to the rest of the process, nobody knows), or makes the GPU's driver report
+a fault (every later launch of that process would meet the same one). Each of these is an `Outcome`
 with its reason, never an exception.
 """
 
@@ -32,6 +33,9 @@ __all__ = ["IsolatedGate", "Limits", "sources"]
 _POLL_S = 0.05
 _TAIL = 400
 _DISTRUSTED = ("guard-bands",)
+# As torch and Triton begin the messages of a driver. A fault is reported by whatever call comes
+# next, and by all that follow.
+_DRIVER = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class IsolatedGate:
         except _Ended:
             return
         if "failed" in answer:
+            self._kill_after(answer["failed"])
             raise GateError(answer["failed"].removeprefix("GateError: "))
 
     def check(self, problem: Problem, tile: Tile) -> Outcome:
@@ -122,10 +127,12 @@ class IsolatedGate:
         except _Ended as ended:
             return Outcome(False, ended.kind, ended.reason, seconds=time.perf_counter() - start)
         if "failed" in answer:
+            self._kill_after(answer["failed"])
             return Outcome(False, "error", answer["failed"], seconds=time.perf_counter() - start)
         outcome = Outcome.from_dict(answer["outcome"])
         if outcome.kind in _DISTRUSTED:
             self._kill()
+        self._kill_after(outcome.reason)
         return outcome
 
     def planted(self, problem: Problem) -> list[PlantedOutcome]:
@@ -266,6 +273,11 @@ class IsolatedGate:
         self._errors.seek(max(0, self._errors.tell() - _TAIL))
         text = self._errors.read().decode(errors="replace").strip()
         return f": {' '.join(text.split())}" if text else ""
+
+    def _kill_after(self, reason: str) -> None:
+        """End the worker if the GPU's driver has reported a fault in it."""
+        if any(text in reason for text in _DRIVER):
+            self._kill()
 
     def _kill(self) -> None:
         process, self._process = self._process, None
