@@ -8,6 +8,9 @@
 "skinny" (`triton_skinny`)
     M up to block_m, block_n columns a program, K in steps of block_k, in `split_k` shares.
 
+"amd" (`amd_gemm`)
+    Fields and rules of its own in `amd_space`.
+
 Limits of chips are by arch: `smem_limit_bytes` says what a program may allot, `smem_bytes` bounds
 what the compiler does allot.
 """
@@ -19,6 +22,7 @@ from collections.abc import Mapping
 from tilewright.device import INTERPRETER
 from tilewright.ops.cross import warp_size
 from tilewright.ops.space import Rule, TileSpace
+from tilewright.ops.w4a16.amd_space import AMD_FIELDS, AMD_RULES
 from tilewright.ops.w4a16.triton_planted import PLANTED
 from tilewright.tiles.tile import Problem, Tile
 
@@ -110,10 +114,6 @@ def _few_rows(tile: Tile, problem: Problem) -> bool:
     return tile.algorithm != "skinny" or problem.M <= tile.block_m
 
 
-def _shares(tile: Tile, problem: Problem) -> bool:
-    return tile.algorithm != "skinny" or tile.split_k <= max(1, problem.K // tile.block_k)
-
-
 def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
     limit = smem_limit_bytes(problem.arch)
     return tile.algorithm != "triton" or limit is None or smem_bytes(tile, problem) <= limit
@@ -156,11 +156,6 @@ RULES = (
         "few rows",
         "a skinny tile holds every row of x: M is at most its block_m",
         _few_rows,
-    ),
-    Rule(
-        "shares of K",
-        "more shares than whole steps of K leave programs without work",
-        _shares,
     ),
     Rule(
         "shared memory",
@@ -213,6 +208,9 @@ def _default(problem: Problem) -> Tile:
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
+    if tile.algorithm == "skinny":  # it never has more rows than block_m
+        depths = (tile.block_k, tile.block_k * tile.split_k)
+        return {"M": (max(1, tile.block_m // 2),), "N": (tile.block_n,), "K": depths}
     return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (tile.block_k,)}
 
 
@@ -237,8 +235,9 @@ TRITON_SPACE = TileSpace(
             "num_warps": (1, 2, 4, 8),
             "num_stages": (1, 2, 3, 4),
         },
+        **AMD_FIELDS,
     },
-    rules=RULES,
+    rules=(*RULES, *AMD_RULES),
     default=_default,
     extents=_extents,
     planted=PLANTED,
