@@ -193,37 +193,48 @@ def test_a_launcher_asks_for_the_chip_and_torch_answers_for_it(tmp_path: Path) -
     assert said.splitlines() == ["sm_90 132 132", "interpreter 1 True"]
 
 
+TRY = """
+from tilewright.errors import TilewrightError
+from triton.runtime import driver
+
+def attempt(name, launch):
+    try:
+        cross_compile(launch, "gfx1151")
+    except TilewrightError as error:
+        print(f"{name}: {error}; driver {driver._active}")
+"""
+LAUNCHES = """
+attempt("nothing", lambda: None)
+attempt("refused", lambda: launch(block=100))
+tuned = triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 128)], ["n"])(scale)
+x = torch.empty(9, device="meta")
+attempt("autotuned", lambda: tuned[(8,)](x, x, 9, TWICE=True))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return scaled(TRY + LAUNCHES, tmp_path_factory.mktemp("kernel"))
+
+
 @pytest.mark.parametrize(
-    ("code", "environment", "message"),
+    "message",
     [
-        ("lambda: None", {}, "nothing was launched: only Triton and Gluon kernels are compiled"),
-        ("launch", {"TRITON_INTERPRET": "1"}, "this process interprets kernels; compile them in"),
-        ("lambda: launch(block=100)", {},
-         "scale does not compile for gfx1151: CompilationError: arange's range must be a power of"),
-        ("lambda: triton.autotune([triton.Config({'BLOCK': b}) for b in (64, 128)], ['n'])(scale)"
-         "[(8,)](*2 * [torch.empty(9, device='meta')], 9, TWICE=True)", {},
-         "an autotuned kernel cannot be compiled this way; launch it with one configuration"),
+        "nothing: nothing was launched: only Triton and Gluon kernels are compiled",
+        "refused: scale does not compile for gfx1151: CompilationError: arange's range must be a "
+        "power of 2",
+        "autotuned: the launch asks the GPU's driver for 'get_benchmarker', and there is no GPU: "
+        "an autotuned kernel cannot be compiled this way; launch it with one configuration",
     ],
-    ids=["nothing", "interpreter", "refused", "autotuned"],
-)  # fmt: skip
-def test_a_launch_that_cannot_be_compiled_says_why(
-    code: str, environment: Mapping[str, str], message: str, tmp_path: Path
-) -> None:
-    said = scaled(
-        f"""
-        from tilewright.errors import TilewrightError
-        try:
-            cross_compile({code}, "gfx1151")
-        except TilewrightError as error:
-            print(error)
-        from triton.runtime import driver
-        print(driver._active)
-        """,
-        tmp_path,
-        environment,
-    )
-    assert message in said
-    assert said.splitlines()[-1] == "None"  # Triton's own driver is back in its place
+)
+def test_a_launch_that_cannot_be_compiled_says_why(refusals: str, message: str) -> None:
+    """And Triton's own driver is back in its place: none, before the first launch."""
+    assert f"{message}; driver None" in refusals.splitlines()
+
+
+def test_a_process_that_interprets_compiles_nothing(tmp_path: Path) -> None:
+    said = scaled(TRY + "attempt('interpreted', launch)", tmp_path, {"TRITON_INTERPRET": "1"})
+    assert "interpreted: TRITON_INTERPRET is set" in said
 
 
 def test_without_triton_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
