@@ -220,6 +220,9 @@ def test_dot2_adds_two_products():
     before = {1: 0x40003C00, 2: 0x44004200, 3: bits(0.5, np.float32)}
     wave = execute("v_dot2_f32_f16 v0, v1, v2, v3", v=before)
     assert wave.v[0].view(np.float32)[0] == 1 * 3 + 2 * 4 + 0.5
+    text = "v_dual_dot2acc_f32_f16 v3, v1, v2 :: v_dual_mov_b32 v4, v3"
+    wave = execute(text, v=before)
+    assert wave.v[3:5, 0].view(np.float32).tolist() == [11.5, 0.5]
     before = {0: bits(1.0, np.float32), 1: 0x40003F80, 2: 0x40003F80}
     wave = execute("v_dot2_f32_bf16 v0, v1, v2, v0", v=before)
     assert wave.v[0].view(np.float32)[0] == 1 * 1 + 2 * 2 + 1

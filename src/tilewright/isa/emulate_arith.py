@@ -175,6 +175,23 @@ def join_halves(a: Array, b: Array) -> Array:
     return low | high << np.uint32(16)
 
 
+def halves_of(words: Array, kind: str) -> tuple[Array, Array]:
+    """The halves of 32-bit words as float64: float16, or bfloat16 for "bf16"."""
+    if kind == "bf16":
+        low, high = words << np.uint32(16), words & np.uint32(0xFFFF0000)
+        return low.view(np.float32).astype(_F64), high.view(np.float32).astype(_F64)
+    pair = words.view(np.float16).reshape(-1, 2).astype(_F64)
+    return pair[:, 0], pair[:, 1]
+
+
+def _dot2(kind: str) -> Callable[[Array, Array, Array], Array]:
+    def dot(a: Array, b: Array, c: Array) -> Array:
+        (a0, a1), (b0, b1) = halves_of(a, kind), halves_of(b, kind)
+        return (c.astype(_F64) + a0 * b0 + a1 * b1).astype(np.float32)
+
+    return dot
+
+
 def _floats() -> dict[str, Operation]:
     found: dict[str, Operation] = {}
     for t in ("f16", "f32", "f64"):
@@ -208,6 +225,8 @@ def _floats() -> dict[str, Operation]:
         for count, group in enumerate(groups, 1):
             found |= {f"v_{n}_{t}": (t, (t,) * count, f) for n, f in group.items()}
         found[f"v_ldexp_{t}"] = (t, (t, "i16" if t == "f16" else "i32"), _ldexp)
+    for kind in ("f16", "bf16"):
+        found[f"v_dot2_f32_{kind}"] = ("f32", ("u32", "u32", "f32"), _dot2(kind))
     return found
 
 

@@ -21,10 +21,9 @@ import torch
 
 from tilewright.errors import GateError, UnsupportedError
 from tilewright.isa.emulate import EmulatedRun, emulate
-from tilewright.layout.triton import pack_w4_words
-from tilewright.ops.contract import Case
+from tilewright.ops.contract import Case, Inputs
 from tilewright.ops.cross import check_arch, cross_compile
-from tilewright.ops.w4a16.spec import SPEC
+from tilewright.ops.w4a16.gpu_spec import gpu_spec
 from tilewright.ops.workspace import Workspace
 from tilewright.tiles.tile import Tile
 
@@ -134,14 +133,18 @@ def emulate_launch(
     )
 
 
-def emulate_w4a16(tile: Tile, case: Case, arch: str, *, seed: int = 0) -> torch.Tensor:
+def emulate_w4a16(
+    tile: Tile, case: Case, arch: str, *, seed: int = 0, inputs: Inputs | None = None
+) -> torch.Tensor:
     """y of one case of w4a16, computed by the tile's own kernel as `arch` would run it.
 
     Args:
         tile: of the algorithm "triton", "skinny" or "amd", or a planted one.
         case: of w4a16 with M >= 1; keep it small: a workgroup takes about a tenth of a second.
         arch: one of `emulate.ARCHS`.
-        seed: of the operands, which are `SPEC.make_inputs`' own: its oracle judges the result.
+        seed: of the operands: `gpu_spec(arch, "cpu").make_inputs(case, seed)`. That spec's oracle
+            and error model judge the result.
+        inputs: operands instead of those, corrupted ones for instance.
 
     Returns:
         y [M, N] of the case's dtype. Outputs that the kernel does not write stay NaN.
@@ -152,9 +155,9 @@ def emulate_w4a16(tile: Tile, case: Case, arch: str, *, seed: int = 0) -> torch.
     """
     from tilewright.ops.w4a16.gpu import _kernel as kernel_of
 
-    inputs = SPEC.make_inputs(case, seed)
-    weight = pack_w4_words(inputs.source)
-    x = inputs.x.reshape(-1, case.K)
+    if inputs is None:
+        inputs = gpu_spec(arch, "cpu").make_inputs(case, seed)
+    weight, x = inputs.weight, inputs.x.reshape(-1, case.K)
     if weight.perm is not None:
         x = x.index_select(1, weight.perm)
     y = torch.full((case.M, case.N), float("nan"), dtype=case.dtype)

@@ -47,12 +47,12 @@ _MFMA = re.compile(r"v_mfma_f32_(\d+)x(\d+)x(\d+)_?(f16|bf16_1k|bf16|f32|xf32)$"
 
 def compile_packed(ins: Instruction, lanes: int) -> Run | None:
     """The function of one packed, mixed or matrix instruction; None if it is none of them."""
-    name = ins.mnemonic.removesuffix("_e64").removesuffix("_e32").replace("v_dual_", "v_")
+    name = ins.mnemonic.removesuffix("_e64").removesuffix("_e32")
     if name.startswith(("v_wmma_", "v_mfma_")):
         return _matrix(ins, lanes)
     if name.startswith(("v_fma_mix", "v_mad_mix")):
         return _mix(ins, name, lanes)
-    if name in ("v_dot2_f32_f16", "v_dot2_f32_bf16", "v_dot2c_f32_f16", "v_dot2acc_f32_f16"):
+    if name in ("v_dot2_f32_f16", "v_dot2_f32_bf16"):
         return _dot2(ins, name, lanes)
     if not name.startswith("v_pk_"):
         return None
@@ -177,8 +177,6 @@ def _bfloat(bits: Array) -> Array:
 def _dot2(ins: Instruction, name: str, lanes: int) -> Run:
     """Two products of halves added to a float32."""
     target, *sources = ins.operands
-    if len(sources) == 2:  # the accumulating form
-        sources.append(target)
     kind = "u16" if "bf16" in name else "f16"
     n = len(sources)
     low, high = ins.pair("op_sel", (0,) * n), ins.pair("op_sel_hi", (1,) * n)

@@ -36,7 +36,12 @@ Run = Callable[[Wave], None]
 _SUFFIX = re.compile(r"(_e32|_e64|_dpp8|_dpp|_sdwa)+$")
 _VCC = Operand("s", "vcc", VCC, 2)
 _EXEC = Operand("s", "exec", EXEC, 2)
-_ACCUMULATING = {"v_fmac_": "v_fma_", "v_mac_": "v_fma_", "v_pk_fmac_": "v_pk_fma_"}
+_ACCUMULATING = {
+    "v_fmac_": "v_fma_",
+    "v_mac_": "v_fma_",
+    "v_dot2acc_": "v_dot2_",
+    "v_dot2c_": "v_dot2_",
+}
 
 
 def base_name(mnemonic: str) -> str:
