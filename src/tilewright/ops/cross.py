@@ -253,5 +253,7 @@ def _refusal(kernel: str, arch: str, error: Exception, printed: str) -> str:
     """One line of what a compiler said, which may be pages long."""
     lines = [line.strip() for line in f"{printed}\n{error}".splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\berror\b", line, re.IGNORECASE)]
-    said = telling[0] if telling else lines[-1] if lines else ""
-    return f"{kernel} does not compile for {arch}: {type(error).__name__}: {said[:300]}"
+    said = (telling[0] if telling else lines[-1] if lines else "")[:300]
+    if "PassManager" in said:
+        said += "; the compiler's own lines are on stderr"
+    return f"{kernel} does not compile for {arch}: {type(error).__name__}: {said}"
