@@ -58,10 +58,11 @@ _ASM_LOW: gl.constexpr = _block(("v_fma_mix_f32 $0, $1, $2, -$3 op_sel_hi:[1,0,0
 _ASM_HIGH: gl.constexpr = _block(
     ("v_fma_mix_f32 $0, $1, $2, -$3 op_sel:[1,0,0] op_sel_hi:[1,0,0]",)
 )
-# gfx9 takes one scalar register an instruction: the two masks are scalar, 0x64006400 is not.
-_IO_PAIRS: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v")
-_IO_CODES: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v,s,v,v")
-_IO_SCALED: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,s,s,v,s,v,v,v")
+# Constants are vector registers too: gfx12 must wait before it overwrites a scalar register that a
+# vector instruction has read, and the compiler knows that of its own instructions only.
+_IO_PAIRS: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,v,v,v")
+_IO_CODES: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,v,v,v,v,v,v")
+_IO_SCALED: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,v,v,v,v,v,v,v")
 
 
 @gluon.jit
@@ -121,7 +122,7 @@ def _bfloat16_bits(pair, factor, offset, HIGH: gl.constexpr):
     """One half of a float16 pair, times `factor`, minus `offset`: exact, so its upper 16 bits."""
     value = gl.inline_asm_elementwise(
         _ASM_HIGH if HIGH else _ASM_LOW,
-        "=v,v,s,v",
+        "=v,v,v,v",
         [pair, factor, offset],
         dtype=gl.int32,
         is_pure=True,

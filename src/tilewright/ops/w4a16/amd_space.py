@@ -1,15 +1,47 @@
-"""Tiles of the Gluon W4A16 kernel for AMD: its fields, and the rules that chips set."""
+"""Tiles of the Gluon W4A16 kernel for AMD (`amd_gemm`): its fields, and the rules that chips set.
+
+`triton_space.TRITON_SPACE` takes them in as its algorithm "amd"; its own rules on powers of two,
+and on one scale a step, hold for these tiles as well. Rules pass tiles of other algorithms.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright.errors import UnsupportedError
+from tilewright.ops.space import Rule
+from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["AMD_ARCHS", "PADDING", "AmdFamily", "amd_family"]
+__all__ = [
+    "AMD_ARCHS",
+    "AMD_FIELDS",
+    "AMD_RULES",
+    "PADDING",
+    "AmdFamily",
+    "amd_family",
+    "lds_bytes",
+    "registers",
+]
 
 PADDING = 8
 """Elements of 2 bytes between two rows of x in shared memory."""
+
+_LDS_BYTES = 64 * 1024  # of one program on every chip that is served
+_HEADROOM = 32  # registers that the estimate may be short of: it is one of a compiler's choices
+
+AMD_FIELDS = {
+    "amd": {
+        "block_m": (16, 32, 64, 128, 256),
+        "block_n": (16, 32, 64, 128, 256),
+        "block_k": (32, 64, 128, 256),
+        "num_warps": (1, 2, 4, 8),
+        "warps_m": (1, 2),
+        "num_stages": (1, 2),
+        "x_path": ("shared", "direct"),
+    }
+}
+"""The algorithm's fields and their values; `amd_gemm` says what each does."""
 
 
 @dataclass(frozen=True)
@@ -71,3 +103,94 @@ def amd_family(arch: str) -> AmdFamily:
             "use a tile of the algorithm 'triton'"
         )
     return _FAMILIES[arch]
+
+
+def lds_bytes(tile: Tile) -> int:
+    """Shared memory that the compiler allots at most: x of one step, later y on its way out."""
+    x = tile.block_m * (tile.block_k + PADDING) * 2 if tile.x_path == "shared" else 0
+    return int(max(x, tile.block_m * tile.block_n * 2))
+
+
+def registers(tile: Tile, problem: Problem) -> int:
+    """An estimate of the vector registers that a thread needs.
+
+    The sums, twice where they are scaled; a step's words; its x, whole if it is loaded as an
+    operand, else a row of fragments; with num_stages 2 the next step's as well; and some for each
+    column and for addresses. Held to what compiling for every family came to.
+    """
+    family = amd_family(problem.arch)
+    threads = tile.num_warps * family.warp_size
+    lanes = 16 * family.k_lanes  # that hold different parts of an operand
+    rows = tile.block_m // tile.warps_m
+    columns = tile.block_n * tile.warps_m // tile.num_warps
+    sums = tile.block_m * tile.block_n // threads
+    words = tile.block_k // 8 * columns // lanes
+    operand = rows * tile.block_k // 2 // lanes
+    x_step = max(1, tile.block_m * tile.block_k // 2 // threads)  # on its way to shared memory
+    total = 24 + 6 * columns // 16 + words
+    total += sums * (2 if problem.act_dtype == "bfloat16" else 1)
+    if tile.x_path == "direct":
+        total += operand
+    else:
+        total += max(min(operand, 8 * rows // 16), x_step)
+    if tile.num_stages > 1:
+        total += words + (operand if tile.x_path == "direct" else x_step)
+    return int(total)
+
+
+def _of_amd(holds: Callable[[Tile, Problem], bool]) -> Callable[[Tile, Problem], bool]:
+    return lambda tile, problem: tile.algorithm != "amd" or holds(tile, problem)
+
+
+def _served(tile: Tile, problem: Problem) -> bool:
+    return problem.arch in _FAMILIES
+
+
+def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
+    return problem.act_dtype in ("float16", "bfloat16")
+
+
+def _warps_have_work(tile: Tile, problem: Problem) -> bool:
+    along_n = tile.num_warps // tile.warps_m
+    return bool(along_n and tile.block_m >= 16 * tile.warps_m and tile.block_n >= 16 * along_n)
+
+
+def _fits_lds(tile: Tile, problem: Problem) -> bool:
+    return lds_bytes(tile) <= _LDS_BYTES
+
+
+def _fits_registers(tile: Tile, problem: Problem) -> bool:
+    family = _FAMILIES.get(problem.arch)
+    return family is None or registers(tile, problem) <= family.registers - _HEADROOM
+
+
+AMD_RULES = (
+    Rule(
+        "amd: chips",
+        f"the kernel is written for the matrix units of {', '.join(AMD_ARCHS)}",
+        _of_amd(_served),
+    ),
+    Rule(
+        "amd: 16 bits",
+        "the matrix units multiply float16 or bfloat16; float32 activations take 'triton'",
+        _of_amd(_sixteen_bits),
+    ),
+    Rule(
+        "amd: warps",
+        "each warp multiplies at least 16 x 16 outputs: warps_m of them share block_m, the others "
+        "block_n",
+        _of_amd(_warps_have_work),
+    ),
+    Rule(
+        "amd: shared memory",
+        "a step of x, and y on its way out, must fit the 64 KiB that one program may allot",
+        _of_amd(_fits_lds),
+    ),
+    Rule(
+        "amd: registers",
+        "sums, words, x and what is loaded ahead must fit a thread's vector registers: 256 on "
+        "RDNA, 512 on CDNA",
+        _of_amd(_fits_registers),
+    ),
+)
+"""What a tile of "amd" must obey; every rule passes tiles of other algorithms."""
