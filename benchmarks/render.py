@@ -138,6 +138,8 @@ def gpu_table(result: dict[str, Any], part: str) -> str:
     cases = [case for case in result["cases"] if case["part"] == part]
     if part == "error":
         return _gpu_errors(result, cases)
+    if part.startswith("ladder"):
+        return _gpu_ladder(result, part)
     cache = _CACHES[part]
     arms = [arm for arm in _ARMS if any(_us(case, cache, arm) for case in cases)]
     header = ["N x K, M", *(f"{_ARMS[arm]} us" for arm in arms), "vs cuBLAS", "vs Humming"]
@@ -173,6 +175,34 @@ def _faster(case: dict[str, Any], cache: str, peer: str) -> str:
 
 def _blocks(cases: Sequence[dict[str, Any]], cache: str) -> str:
     return "/".join(sorted({str(len(case[cache]["blocks"])) for case in cases if cache in case}))
+
+
+def _gpu_ladder(result: dict[str, Any], part: str) -> str:
+    """What each rung of a ladder is worth; `part` is "ladder" and the ladder's title."""
+    cases = [case for case in result["cases"] if case["part"] == "ladder"]
+    arms = list(dict.fromkeys(arm for case in cases for arm in case["arms"]))
+    header = [part.removeprefix("ladder ")]
+    for case in cases:
+        name = f"{case['N']} x {case['K']}, M = {case['M']}"
+        header += [f"{name}: us", "vs the base", "vs the one before"]
+    rows = []
+    for arm in arms:
+        cells = [arm.replace("/", ", ")]
+        for case in cases:
+            us = _us(case, "cold", arm)
+            pairs = {row["a"]: f"{row['ratio']:.3f}x {row['verdict']}" for row in case["pairs"]
+                     if row["b"] == arm}  # fmt: skip
+            base = case["cold"]["baseline"]
+            first = pairs.pop(base, "")
+            cells += [f"{statistics.median(us):.1f}" if us else "failed", first, *pairs.values()]
+            cells += [""] * (1 - len(pairs))
+        rows.append(cells)
+    gpu = result["origin"]["gpu"]
+    note = (
+        f"{gpu['name']}, {result['origin']['date'][:10]}; median of {_blocks(cases, 'cold')} "
+        f"blocks in random order, {_CACHE_WORDS['cold']}; ratio above 1 is faster."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
 
 
 def _gpu_errors(result: dict[str, Any], cases: Sequence[dict[str, Any]]) -> str:
@@ -225,6 +255,8 @@ def _model_file(result: dict[str, Any]) -> list[str]:
 
 
 def _parts(result: dict[str, Any]) -> list[str]:
+    if result.get("title"):
+        return [f"ladder {result['title']}"]
     return list(dict.fromkeys(case["part"] for case in result["cases"]))
 
 

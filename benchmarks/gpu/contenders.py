@@ -136,6 +136,10 @@ class Tilewright:
     def with_bias(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return self.op(x, self.weight, bias, tile=self.tile)
 
+    def chosen(self, x: torch.Tensor) -> str:
+        """The tile that x gets, and how it was chosen."""
+        return f"{self.tile} (named)" if self.tile is not None else _chosen(self.weight, x, "w4a16")
+
 
 class PortableTriton:
     """Our portable Triton kernels alone, on words, with their space's default tile."""
@@ -152,6 +156,10 @@ class PortableTriton:
 
     def with_bias(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return self.op(x, self.weight, bias)
+
+    def chosen(self, x: torch.Tensor) -> str:
+        """The tile that x gets, and how it was chosen."""
+        return _chosen(self.weight, x, "w4a16_triton")
 
 
 CONTENDERS: dict[str, Callable[..., Any]] = {
@@ -178,6 +186,23 @@ def build(name: str, weight: Weight, dtype: torch.dtype, tile: Tile | None = Non
 def copies_of(contender: Any, count: int) -> list[Any]:
     """`count` contenders with weights of their own, the first of them `contender` itself."""
     return [contender, *(copy.deepcopy(contender) for _ in range(count - 1))]
+
+
+def _chosen(weight: Any, x: torch.Tensor, op: str) -> str:
+    from tilewright.ops.choose import choose_tile
+    from tilewright.ops.w4a16.gpu import space_of
+    from tilewright.tiles.tile import Problem
+
+    group = -1 if weight.group_size == weight.K else weight.group_size
+    problem = Problem(
+        op, arch_of(x.device), str(x.dtype).removeprefix("torch."), weight.type_name, "float",
+        x.shape[0], weight.N, weight.K, group,
+    )  # fmt: skip
+    space = space_of(type(weight))
+    if op != "w4a16":  # which has no tables
+        return f"{space.default(problem)} (default)"
+    choice = choose_tile(problem, space)
+    return f"{choice.tile} ({choice.how})"
 
 
 def _words(codes: torch.Tensor) -> torch.Tensor:

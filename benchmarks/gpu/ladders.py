@@ -18,7 +18,7 @@ from tilewright.measure import judge
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.ladder_file import Ladder, read_ladder, stack
 
-__all__ = ["CONTROL", "judged_pairs", "stacks_of", "tile_of"]
+__all__ = ["CONTROL", "judged_pairs", "read_ladder", "stacks_of", "tile_of"]
 
 CONTROL = "control: "
 """What names of the control's arms begin with."""

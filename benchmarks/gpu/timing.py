@@ -145,6 +145,8 @@ def run_case(
         except Exception as error:  # a peer may raise anything; it must not end the others
             record["failed"][arm] = _reason(error)
             continue
+        if case.M and hasattr(contender, "chosen"):
+            found["tile"] = contender.chosen(x)
         record["arms"][arm] = found
         if found["error"] <= WRONG:
             ready.append((name, dtype))

@@ -40,7 +40,7 @@ sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
 from bars import bars_of, bars_text, median_us  # noqa: E402
 from device import describe, versions  # noqa: E402
-from ladders import judged_pairs, stacks_of, tile_of  # noqa: E402
+from ladders import judged_pairs, read_ladder, stacks_of, tile_of  # noqa: E402
 from plan import PARTS, SHAPES, Case, cases_of, weight_key  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
@@ -112,7 +112,6 @@ def ladder_cases(
         SystemExit: an arm has no tile for a product.
     """
     from tilewright.tiles.tile import Problem
-    from tilewright.tune.ladder_file import read_ladder
 
     cases = []
     stacks = stacks_of(ladder, control)
@@ -225,9 +224,12 @@ class Supervisor:
         if event["event"] == "device":
             self.device = event["device"]
         else:
-            self.records.append(event["record"])
-            self._pending.pop(event["record"]["id"])
-            _show(event["record"])
+            record = event["record"]
+            if record["part"] == "ladder":
+                record["pairs"] = ladder_pairs(record)
+            self.records.append(record)
+            self._pending.pop(record["id"])
+            _show(record)
         return None
 
 
@@ -249,17 +251,24 @@ def _show(record: dict[str, Any]) -> None:
     print(f"{record['id']}: {' | '.join(cells)}", flush=True)
 
 
+def ladder_pairs(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each rung against the base and the rung below; arms whose result was wrong are left out."""
+    blocks = record["cold"]["blocks"]
+    names = [a for a in record["arms"] if blocks and a in blocks[0]["us"] and a not in
+             record["failed"]]  # fmt: skip
+    if not names or names[0] != record["cold"]["baseline"]:
+        return []
+    return [_finite(row) for row in judged_pairs(blocks, names, names[0])]
+
+
 def ladder_text(record: dict[str, Any]) -> str:
     """A line an arm of a ladder: its time, and how it stands to the arms that it is held to."""
     lines = []
-    blocks = record["cold"]["blocks"]
-    names = [arm for arm in record["arms"] if blocks and arm in blocks[0]["us"]]
-    pairs = judged_pairs(blocks, names, names[0]) if names else []
     for arm in record["arms"]:
         us = median_us(record, "cold", arm)
         stands = "; ".join(
             f"{row['ratio']:.3f}x [{row['low']:.3f}, {row['high']:.3f}] {row['verdict']} of "
-            f"{row['a']}" for row in pairs if row["b"] == arm
+            f"{row['a']}" for row in record["pairs"] if row["b"] == arm
         )  # fmt: skip
         lines.append(f"  {arm:48} {'wrong' if us is None else f'{us:9.1f} us'}  {stands}")
     lines += [f"  {arm}: {why}" for arm, why in record["failed"].items()]
@@ -347,8 +356,10 @@ def result_of(supervisor: Supervisor, args: argparse.Namespace) -> dict[str, Any
     whole = origin(os.cpu_count() or 1)
     whole["gpu"] = supervisor.device
     whole["versions"] = {**whole["versions"], **versions()}
+    title = read_ladder(args.ladder).title if args.ladder else ""
     return {
         "kind": "gpu-w4a16",
+        "title": title,
         "origin": whole,
         "settings": {"blocks": args.blocks, "readings": args.readings, "seed": args.seed,
                      "tiles": args.tiles},
@@ -383,6 +394,8 @@ def main(words: list[str] | None = None) -> int:
 
 def _verdict(records: list[dict[str, Any]]) -> int:
     bars = bars_of(records)
+    if all(record["part"] == "ladder" for record in records):
+        bars = [bar for bar in bars if bar.holds is not None]
     print(bars_text(bars))
     return 4 if any(bar.holds is False for bar in bars) else 0
 

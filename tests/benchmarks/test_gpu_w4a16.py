@@ -227,6 +227,11 @@ def test_rungs_are_judged_against_the_one_below_and_the_base(script: Any) -> Non
     control = found["control: old/bfloat16", "control: wide/bfloat16"]
     assert control == (pytest.approx(1.0), "SAME")
     assert ("wide/float16", "control: old/bfloat16") not in found
+    case["cold"]["baseline"] = "old/float16"
+    case["pairs"] = script("w4a16").ladder_pairs(case)
+    assert [(r["a"], r["b"], r["ratio"]) for r in case["pairs"]] == [
+        (r["a"], r["b"], r["ratio"]) for r in rows
+    ]
     text = script("w4a16").ladder_text(case)
     assert "2.000x [2.000, 2.000] DISJOINT of packed/float16" in text
 

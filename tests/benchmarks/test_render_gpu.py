@@ -95,3 +95,22 @@ def test_the_model_table_says_what_each_change_set_is_worth(render: Any) -> None
     assert "| packed/float16 | 100.00 | 2.000x (1.900-2.100) DISJOINT of scalar/float16 |" in table
     assert "| x/float16 | wrong |  |" in table
     assert "2048 tokens in" in table
+
+
+def test_a_ladder_is_a_table_of_its_own(render: Any, tmp_path: Path) -> None:
+    us = {"old/float16": 199.0, "packed/float16": 99.0, "wide/float16": 49.0}
+    pairs = [
+        {"a": "old/float16", "b": "packed/float16", "ratio": 2.0, "verdict": "DISJOINT"},
+        {"a": "old/float16", "b": "wide/float16", "ratio": 4.0, "verdict": "DISJOINT"},
+        {"a": "packed/float16", "b": "wide/float16", "ratio": 2.0, "verdict": "FASTER"},
+    ]
+    ladder = case("ladder", {}, pairs=pairs, arms={arm: {"error": 1e-4} for arm in us})
+    blocks = [{"us": {arm: t + i for arm, t in us.items()}} for i in (0, 1, 2)]
+    ladder["cold"] = {"baseline": "old/float16", "blocks": blocks}
+    content = {**result("2030-01-01", ladder), "title": "the seed"}
+    (tmp_path / "ladder.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-w4a16 -->\n<!-- /results -->\n", tmp_path)
+    assert "| the seed | 24576 x 4096, M = 16: us | vs the base | vs the one before |" in text
+    assert "| old, float16 | 200.0 |  |  |" in text
+    assert "| packed, float16 | 100.0 | 2.000x DISJOINT |  |" in text
+    assert "| wide, float16 | 50.0 | 4.000x DISJOINT | 2.000x FASTER |" in text
