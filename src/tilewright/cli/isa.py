@@ -133,7 +133,10 @@ def isa_command(output: str, asm: Path | None, **options: Any) -> None:
     else:
         entries = _of_tiles(spec, problem, options, asm)
     if all(entry.error for entry in entries):
-        raise TileError("; ".join(f"{entry.arch}: {entry.error}" for entry in entries))
+        archs: dict[str, list[str]] = {}
+        for entry in entries:
+            archs.setdefault(entry.error, []).append(entry.arch)
+        raise TileError("; ".join(f"{', '.join(a)}: {error}" for error, a in archs.items()))
     title = f"{problem.op} {problem.weight_type} {problem.act_dtype}"
     if problem.group:
         title += " g=K" if problem.group == -1 else f" g={problem.group}"
