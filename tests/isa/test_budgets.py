@@ -1,8 +1,8 @@
 """What the inner loops may cost: a change that loses the packed form fails here.
 
 Static counts of what Triton 3.7 makes of a kernel; none is a speed. A budget is the figure that was
-seen and a little more, less than what the scalar form takes. Where a kernel gets better, tighten its
-budget.
+seen and a little more, less than what the scalar form takes. Where a kernel gets better, tighten
+its budget.
 """
 
 from __future__ import annotations
