@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from tilewright.tune.record import Event, read_events, read_runs
 from tilewright.tune.result import TuneReport
 from tilewright.tune.rounds import Timing
 from tilewright.tune.tuner import Progress, Settings, log_path, tune
-from tune.toy_op import Machine, ScriptedGate, loop, problem
+from tune.toy_op import SPACE, Machine, ScriptedGate, loop, problem
 
 CHILD = Path(__file__).with_name("tuner_child.py")
 BEST = loop(64, 2)
@@ -158,6 +159,36 @@ def test_a_run_of_other_settings_is_not_resumed_and_said(
     report = run(tmp_path, machine, gate, resume=True, **changed)
     assert gate.asked
     assert report.settings["resumed"].startswith("nothing: the log has no run of these ops")
+
+
+def started(tmp_path: Path) -> list[Tile | None]:
+    return [e.tile for e in read_events(tmp_path / "out.tune.sqlite") if e.kind == "started"]
+
+
+@pytest.mark.parametrize("strategy", ["local", "random", "exhaustive"])
+@pytest.mark.parametrize("count", [2, 7, 11])
+def test_a_search_goes_on_where_it_was(tmp_path: Path, strategy: str, count: int) -> None:
+    """It climbs from the best of all that was ever measured, and not from the tile in use again."""
+    costs = {tile: 80.0 + zlib.crc32(str(tile).encode()) % 40 for tile in SPACE.every()}
+    options: dict[str, Any] = {"strategy": strategy, "problems": [problem(N=64)]}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, Machine(costs.__getitem__, noise=0.0), **options)
+    machine = Machine(costs.__getitem__, noise=0.0)
+
+    class Died(BaseException):
+        """In the place of the death of the process."""
+
+    def die(tile: Tile) -> None:
+        if len(gate.asked) == count:
+            raise Died
+
+    gate = ScriptedGate(machine, on_check=die)
+    with pytest.raises(Died):
+        run(parts, machine, gate, **options)
+    run(parts, Machine(costs.__getitem__, noise=0.0), resume=True, **options)
+    again = started(parts)
+    assert again[count - 1] == again[count]  # at work when the tuner died
+    assert [*again[:count], *again[count + 1 :]] == started(whole)
 
 
 class CtrlC:

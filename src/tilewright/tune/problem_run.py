@@ -49,6 +49,7 @@ class ProblemRun:
         self._by_tile: dict[Tile, CandidateReport] = {}
         self._space: TileSpace
         self._candidates: list[Tile] = []
+        self._others: list[Tile] = []
         self._baseline: Tile | None = None
         self._bench: Stopwatch | None = None
         self._repairing = False
@@ -115,6 +116,9 @@ class ProblemRun:
         host.gate.prepare(problem)
         self._baseline = self._first_right([report.incumbent, self._legal_default()])
         self._repairing = self._baseline is None or self._baseline != report.incumbent
+        # Those that the log knows are among them: the search proposes them again, is told what the
+        # log says, and so comes to where it was.
+        self._others = [tile for tile in self._candidates if tile not in self._by_tile]
         self._bench = self._open_bench()
         report.cache = "cold" if self._bench.cold else "hot"
         if self._baseline is not None:
@@ -147,7 +151,7 @@ class ProblemRun:
     # The search
 
     def _search(self) -> None:
-        others = [tile for tile in self._candidates if tile not in self._by_tile]
+        others = self._others
         strategy = make_strategy(
             self._host.strategy, others, space=self._space, incumbent=self._baseline,
             batch=self._settings.batch, seed=self._host.seed,
