@@ -26,11 +26,12 @@ ASM = f"triton({SQUARE}, order=xw, dequant=asm)"
 PLAIN = f"triton({SQUARE}, order=xw, dequant=packed)"
 SCALAR = f"triton({SQUARE}, order=xw, dequant=scalar)"
 AMD = "amd(block_m=64, block_n=64, block_k=64, num_warps=4, warps_m=1, num_stages=2, x_path=shared)"
+HOPPER = "hopper(block_n=256, block_m=128, block_k=64, num_stages=4, ctas=1, group_m=4, split_k=1)"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Of one iteration, a wave; float16, asymmetric, G=128.
+    """Of one iteration, a wave; asymmetric, G=128.
 
     Attributes:
         job: what is compiled.
@@ -65,13 +66,21 @@ BUDGETS = {
     "gfx1201 amd": Budget(Job("gfx1201", AMD), 67, 62, 32, 16, 4, 104, WMMA),
     "gfx90a amd": Budget(Job("gfx90a", AMD), 39, 36, 16, 8, 2, 96, "v_mfma_f32_16x16x16"),
     "gfx942 amd": Budget(Job("gfx942", AMD), 39, 36, 16, 8, 2, 96, "v_mfma_f32_16x16x16"),
+    # Weights go from registers into wgmma: nothing is written to shared memory.
+    "sm_90 hopper": Budget(
+        Job("sm_90", HOPPER), 140, 129, 64, 32, 0, 168, "HGMMA.64x128x16.F32 (A in registers)"
+    ),
+    "sm_90 hopper bfloat16": Budget(
+        Job("sm_90", HOPPER, "bfloat16"), 158, 147, 64, 32, 0, 168,
+        "HGMMA.64x128x16.F32.BF16 (A in registers)",
+    ),
     # Plain source: the compiler finds and_or itself on gfx11 and gfx12, and packs only in part.
     "gfx1151 plain": Budget(Job("gfx1151", PLAIN), 125, 122, 16, 16, 8, 192, WMMA),
     "gfx1100 plain": Budget(Job("gfx1100", PLAIN), 125, 122, 16, 16, 8, 192, WMMA),
     "gfx1201 plain": Budget(Job("gfx1201", PLAIN), 125, 122, 16, 16, 8, 140, WMMA),
     "gfx90a plain": Budget(Job("gfx90a", PLAIN), 58, 54, 16, 0, 6, 128, MFMA),
     "gfx942 plain": Budget(Job("gfx942", PLAIN), 58, 54, 16, 0, 6, 128, MFMA),
-}
+}  # fmt: skip
 UNPACKED = {f"{arch} scalar": Job(arch, SCALAR) for arch in
             ("gfx1151", "gfx1100", "gfx1201", "gfx90a", "gfx942", "sm_90")}  # fmt: skip
 
@@ -119,8 +128,9 @@ def test_the_budget_is_tight(found: Mapping[str, dict[str, Any]], name: str) -> 
     assert found[name]["counts"]["valu"] >= 0.85 * budget.seen
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", [name for name in BUDGETS if "hopper" not in name])
 def test_the_scalar_form_breaks_the_budget(found: Mapping[str, dict[str, Any]], name: str) -> None:
+    """Of the portable kernel, on the same tile."""
     broken = over(found[f"{BUDGETS[name].job.arch} scalar"], BUDGETS[name])
     assert any("VALU" in what for what in broken)
     assert any("packed" in what for what in broken)
