@@ -32,21 +32,22 @@ def compile_job(job: dict[str, Any]) -> Any:
     bn, bm = job["block_n"], job["block_m"]
     groups, asym = job.get("groups", 1), job.get("asym", True)
     dtype, tma_y = job.get("dtype", "fp16"), job.get("tma_y", True)
-    layouts = tile_layouts(bn, bm, hopper_gemm.num_warps(bn), groups)
+    blocks = job["block_k"] // 64
+    layouts = tile_layouts(bn, bm, hopper_gemm.num_warps(bn), blocks, groups)
     rows = [bn // 64, groups, 32]
     scales = descriptor("i32", rows, layouts.words_shared)
     types = {
         "x_desc": descriptor(dtype, [bm, 64], layouts.x_shared),
-        "w_desc": descriptor("i32", [bn // 64, 4, 128], layouts.words_shared),
+        "w_desc": descriptor("i32", [bn // 64, 4 * blocks, 128], layouts.words_shared),
         "s_desc": scales,
         "z_desc": descriptor("u8", rows, layouts.zeros_shared) if asym else scales,
         "y": descriptor(dtype, [bm, bn], layouts.x_shared) if tma_y else f"*{dtype}",
         "bias_ptr": f"*{dtype}", "part_ptr": "*fp32", "count_ptr": "*i32",
     }  # fmt: skip
     constants = {
-        "BN": bn, "BM": bm, "KB": job["block_k"] // 64, "GROUPS": groups, "ASYM": asym,
-        "HAS_BIAS": job.get("bias", True),
-        "TMA_Y": tma_y, "CUT": job.get("cut", True), "STAGES": job["num_stages"], "GROUP_M": 4,
+        "BN": bn, "BM": bm, "KB": blocks, "GROUPS": groups, "ASYM": asym, "TMA_Y": tma_y,
+        "GROUP_STEPS": job.get("group_steps", 1), "HAS_BIAS": job.get("bias", True),
+        "CUT": job.get("cut", True), "STAGES": job["num_stages"], "GROUP_M": 4,
         "WORDS": layouts.words, "ROW_WORDS": layouts.row_words, "ACC": layouts.acc,
         "FLAT": layouts.flat, "Y_SHARED": layouts.x_shared,
         "PRODUCER_REGISTERS": hopper_gemm.PRODUCER_REGISTERS,

@@ -40,7 +40,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "symmetric": job(64, 64, asym=False),
     "small": job(64, 16, groups=2),
     "long steps": job(128, 128, block_k=128, num_stages=3),
-    "two programs": job(128, 64, block_k=128, num_stages=2, ctas=2),
+    "long steps, four groups": job(64, 64, block_k=128, num_stages=3, groups=4),
+    "two programs": job(128, 64, block_k=128, num_stages=2, groups=2, ctas=2),
+    "one group": job(128, 128, group_steps=0),
     "three programs": job(64, 64, ctas=3),
 }
 SLOW = {
@@ -161,15 +163,33 @@ def test_cutting_leaves_no_multiprocessor_with_a_step_more_than_its_share(
     assert share == pytest.approx(tiles * steps / plan.programs)
 
 
+@pytest.mark.parametrize("split_k", [0, 2, 3, 8])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES, ids=lambda v: str(v))
+def test_a_program_leaves_one_part_at_most_and_leaves_it_first(
+    m: int, n: int, k: int, split_k: int
+) -> None:
+    """One slot of the workspace is enough for each, and no two programs wait for each other."""
+    from tilewright.ops.w4a16.hopper_gemm import _plan
+
+    plan = _plan(BASE.replace(split_k=split_k), m, n, k, 132)
+    steps = -(-k // 64)
+    for program in range(plan.programs):
+        start = program * plan.cut * steps // plan.programs
+        end = (program + 1) * plan.cut * steps // plan.programs
+        falling = range((end - 1) // steps, start // steps - 1, -1) if end > start else ()
+        unfinished = [t for t in falling if end < (t + 1) * steps]
+        assert unfinished in ([], [(end - 1) // steps])
+
+
 def test_workspace_is_asked_for_only_when_tiles_are_cut() -> None:
     from tilewright.ops.w4a16.hopper_gemm import workspace_hopper
 
     assert workspace_hopper(BASE, 1024, 6144, 4096, 132) == (0, 0)
     floats, counters = workspace_hopper(BASE.replace(split_k=3), 300, 1024, 4096, 132)
-    assert (floats, counters) == (2 * 48 * 128 * 256, 16)
+    assert (floats, counters) == (48 * 128 * 256, 16)
     floats, counters = workspace_hopper(BASE.replace(split_k=0), 1024, 6144, 4096, 132)
-    assert (floats, counters) == (2 * 132 * 128 * 256, 192)
+    assert (floats, counters) == (132 * 128 * 256, 192)
     floats, counters = workspace_hopper(
         BASE.replace(split_k=0, ctas=2, block_m=64, block_k=128), 128, 4096, 4096, 132
     )
-    assert (floats, counters) == (2 * 264 * 128 * 64, 64)
+    assert (floats, counters) == (264 * 128 * 64, 64)

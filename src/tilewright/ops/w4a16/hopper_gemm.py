@@ -4,7 +4,8 @@
 
     y[m, n] = sum_k x[m, k] * s[n, k // G] * (q[n, k] - z[n, k // G]) + bias[n]
 
-One program runs on each multiprocessor. A producer warp feeds TMA loads through a ring of
+One program runs on each multiprocessor. Two producer warps, one for
+x, feed TMA loads through a ring of
 `num_stages` buffers. A step of K is one or two blocks of 64, each::
 
     x [BM, 64] swizzled    words [BN / 64, 4, 128]    scales, zeros [BN / 64, groups, ..]
@@ -25,9 +26,9 @@ Fields of a tile ("hopper")
                 tiles than programs. 0: as many tiles are cut as it takes for every program to get
                 an equal stretch of K
 
-A tile cut in parts is finished by the part that arrives last: parts leave float32 sums in the
-workspace, and the last one adds them all in the order of K. Arrival is counted; no sum depends on
-it, and counters end as they began, at zero.
+A tile cut in parts is finished by the program with its last steps of K: the others leave float32
+sums in the workspace, and it adds them in the order of K. It waits only for programs of lower
+numbers, which began before it did. Counters of arrivals end as they began, at zero.
 
 Limits: float16 and bfloat16; any M, N and K; G of 32, a multiple of 64, or all of K.
 """
@@ -103,8 +104,12 @@ def _work(tiles, cut, steps):
 
 @gluon.jit
 def _item(i, start, end, parts, cut, steps):
-    """Item i of a program, cut tiles first: its tile and the steps of K that it sums."""
-    t = start // steps + i
+    """Item i of a program, cut tiles first: its tile and the steps of K that it sums.
+
+    Cut tiles come in falling order: the part that another program waits for, of the last tile, is
+    summed first, and the part that must wait for others, of the first tile, last.
+    """
+    t = (end - 1) // steps - i
     first = max(start - t * steps, 0)
     last = min(end - t * steps, steps)
     if i >= parts:
@@ -115,97 +120,115 @@ def _item(i, start, end, parts, cut, steps):
 
 
 @gluon.jit
-def _producer(
-    x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps,
-    blocks_per_group, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
-    ASYM: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr,
+def _next(stage, phase, STAGES: gl.constexpr):
+    """The ring's next buffer, and the parity of its turn."""
+    stage += 1
+    wraps = stage == STAGES
+    return gl.where(wraps, 0, stage), phase ^ wraps.to(gl.int32)
+
+
+@gluon.jit
+def _x_producer(
+    x_desc, xs, full, empty, tiles_m, tiles_n, cut, steps, BM: gl.constexpr, KB: gl.constexpr,
+    STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    """One warp: the loads of every step, as buffers become free."""
-    BYTES: gl.constexpr = KB * (BM * 128 + BN * 32 + BN * 2 * GROUPS + ASYM * BN * GROUPS // 2)
+    """One warp: x of every step, as buffers become free."""
     start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
-    it = 0
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
     for i in range(parts + whole):
         t, first, last = _item(i, start, end, parts, cut, steps)
         pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
         for k in range(first, last):
-            stage = it % STAGES
-            mbarrier.wait(empty.index(stage), (it // STAGES) & 1)
+            mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
-            mbarrier.expect(bar, BYTES)
-            block_n = pid_n * (BN // 64)
+            mbarrier.expect(bar, KB * BM * 128)
             for b in gl.static_range(KB):
-                at = stage * KB + b
-                block_k = k * KB + b
-                g = block_k * 2 if GROUPS == 2 else block_k // blocks_per_group
-                tma_load(w_desc, [block_n, block_k * 4, 0], bar, ws.index(at))
-                tma_load(s_desc, [block_n, g, 0], bar, ss.index(at))
-                if ASYM:
-                    tma_load(z_desc, [block_n, g, 0], bar, zs.index(at * ZERO_SLOTS))
-                tma_load(x_desc, [pid_m * BM, block_k * 64], bar, xs.index(at))
-            it += 1
+                tma_load(x_desc, [pid_m * BM, (k * KB + b) * 64], bar, xs.index(stage * KB + b))
+            stage, phase = _next(stage, phase, STAGES)
 
 
 @gluon.jit
-def _half_block(acc, q0, q1, s, z, x, AT: gl.constexpr, ACC: gl.constexpr, DTYPE: gl.constexpr):
-    """32 of K. Four products a step exceed the two in flight, so that no register of a pending
-    product is written again, not even by the next step."""
-    w = dequantize(q0, s, z, ACC, DTYPE)
-    acc = warpgroup_mma(w, x.slice(AT, 16, dim=1).permute((1, 0)), acc, is_async=True)
+def _w_producer(
+    w_desc, s_desc, z_desc, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps,
+    BN: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr, GROUP_STEPS: gl.constexpr,
+    ASYM: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    """One warp: words, scales and zero points of every step, as buffers become free."""
+    BYTES: gl.constexpr = KB * BN * 32 + GROUPS * BN * 2 + ASYM * GROUPS * BN // 2
+    start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    for i in range(parts + whole):
+        t, first, last = _item(i, start, end, parts, cut, steps)
+        pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
+        n = pid_n * (BN // 64)
+        for k in range(first, last):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BYTES)
+            if GROUP_STEPS == 0:
+                g = 0
+            else:
+                g = k // GROUP_STEPS * GROUPS
+            tma_load(w_desc, [n, k * (4 * KB), 0], bar, ws.index(stage))
+            tma_load(s_desc, [n, g, 0], bar, ss.index(stage))
+            if ASYM:
+                tma_load(z_desc, [n, g, 0], bar, zs.index(stage * ZERO_SLOTS))
+            stage, phase = _next(stage, phase, STAGES)
+
+
+@gluon.jit
+def _half_block(
+    acc, words, s, z, x, H: gl.constexpr, KB: gl.constexpr, ACC: gl.constexpr, DTYPE: gl.constexpr
+):
+    """Half H of a step's 2 KB: 32 of K. Four products a step or more exceed the two in flight, so
+    that no register of a pending product is written again, not even by the next step."""
+    G: gl.constexpr = H * len(s) // (2 * KB)
+    AT: gl.constexpr = H % 2 * 2
+    q = split_steps(words[H // 2])
+    w = dequantize(q[AT], s[G], z[G], ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(AT * 16, 16, dim=1).permute((1, 0)), acc, is_async=True)
     acc = warpgroup_mma_wait(2, [acc])
-    w = dequantize(q1, s, z, ACC, DTYPE)
-    acc = warpgroup_mma(w, x.slice(AT + 16, 16, dim=1).permute((1, 0)), acc, is_async=True)
+    w = dequantize(q[AT + 1], s[G], z[G], ACC, DTYPE)
+    acc = warpgroup_mma(w, x.slice(AT * 16 + 16, 16, dim=1).permute((1, 0)), acc, is_async=True)
     return warpgroup_mma_wait(2, [acc])
 
 
 @gluon.jit
-def _block(
-    at, ws, ss, zs, ZERO_SLOTS: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr,
-    DTYPE: gl.constexpr, ASYM: gl.constexpr,
-):  # fmt: skip
-    """The words of the 64-wide block `at`, and its two halves' scales and zero points."""
-    words = load_words(ws.index(at), WORDS)
-    s0, s1 = load_scales(ss.index(at), ROW_WORDS)
-    z0, z1 = load_zeros(zs.index(at * ZERO_SLOTS), s0[0], ROW_WORDS, DTYPE, ASYM)
-    return split_steps(words), s0, s1, z0, z1
+def _leave(acc, part_ptr, count_ptr, t, FLAT: gl.constexpr):
+    """Put this program's part of tile t in its slot of the workspace, and count it."""
+    HALF: gl.constexpr = acc.shape[0] * acc.shape[1] // 2
+    a, b = flat_halves(acc, FLAT)
+    slot = part_ptr + gl.program_id(0).to(gl.int64) * (2 * HALF) + gl.arange(0, HALF, FLAT)
+    gl.store(slot, a)
+    gl.store(slot + HALF, b)
+    block_barrier()
+    gl.atomic_add(count_ptr + t, 1, sem="release")
 
 
 @gluon.jit
-def _sum_parts(pointers, owner, last, t, units, steps, SIZE: gl.constexpr, FLAT: gl.constexpr):
-    """Half of a tile: what the programs owner .. last left of tile t, added in that order."""
-    total = gl.zeros((pointers.shape[0],), gl.float32, FLAT)
-    for p in range(owner, last + 1):
-        slot = 2 * p + (_start(p, units, gl.num_programs(0)) < t * steps).to(gl.int32)
-        total += gl.load(pointers + slot.to(gl.int64) * SIZE, cache_modifier=".cg")
-    return total
+def _collect(acc, part_ptr, count_ptr, t, cut, steps, ACC: gl.constexpr, FLAT: gl.constexpr):
+    """acc, the last part of tile t, plus the parts that programs before this one left of it.
 
-
-@gluon.jit
-def _join_parts(
-    acc, part_ptr, count_ptr, t, start, cut, steps, ACC: gl.constexpr, FLAT: gl.constexpr
-):
-    """Leave acc in the workspace. The tile's last part gets the sum of all, and True."""
+    Those began before this one did, and left their parts of this tile first of all they do.
+    """
     BN: gl.constexpr = acc.shape[0]
     BM: gl.constexpr = acc.shape[1]
-    programs = gl.num_programs(0)
-    units = cut * steps
     HALF: gl.constexpr = BN * BM // 2
-    offs = gl.arange(0, HALF, FLAT)
-    # A program owns two slots: its first part may begin inside a tile, its last may end inside one.
-    slot = 2 * gl.program_id(0) + (start < t * steps).to(gl.int32)
-    mine = part_ptr + slot.to(gl.int64) * (BN * BM)
+    program = gl.program_id(0)
+    first = ((t * steps + 1) * gl.num_programs(0) - 1) // (cut * steps)
+    arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
+    while arrived < program - first:
+        arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
     a, b = flat_halves(acc, FLAT)
-    gl.store(mine + offs, a)
-    gl.store(mine + HALF + offs, b)
-    block_barrier()
-    owner = ((t * steps + 1) * programs - 1) // units
-    last = ((t + 1) * steps * programs - 1) // units
-    arrived = gl.atomic_add(count_ptr + t, 1, sem="acq_rel")
-    done = arrived == last - owner
-    if done:
-        a = _sum_parts(part_ptr + offs, owner, last, t, units, steps, BN * BM, FLAT)
-        b = _sum_parts(part_ptr + HALF + offs, owner, last, t, units, steps, BN * BM, FLAT)
-        gl.store(count_ptr + t, 0)  # ready for the next launch
-    return accumulator_of_halves(a, b, BN, BM, ACC), done
+    slot = part_ptr + first.to(gl.int64) * (2 * HALF) + gl.arange(0, HALF, FLAT)
+    for _p in range(first, program):
+        a += gl.load(slot, cache_modifier=".cg")
+        b += gl.load(slot + HALF, cache_modifier=".cg")
+        slot += 2 * HALF
+    gl.store(count_ptr + t, 0)  # ready for the next launch
+    return accumulator_of_halves(a, b, BN, BM, ACC)
 
 
 @gluon.jit
@@ -239,7 +262,7 @@ def _consumer(
     ACC: gl.constexpr, FLAT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
-    step `it` frees the buffer of step it - 1, so all but the last are free from the start."""
+    a step frees the buffer of the step before, so all but the last are free from the start."""
     for i in gl.static_range(STAGES - 1):
         mbarrier.arrive(empty.index(i), count=1)
     start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
@@ -251,55 +274,48 @@ def _consumer(
         for _k in range(first, last):
             stage = it % STAGES
             mbarrier.wait(full.index(stage), (it // STAGES) & 1)
-            q, s0, s1, z0, z1 = _block(
-                stage * KB, ws, ss, zs, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
-            )
-            if KB == 2:
-                r, s2, s3, z2, z3 = _block(
-                    stage * KB + 1, ws, ss, zs, ZERO_SLOTS, WORDS, ROW_WORDS, DTYPE, ASYM
-                )
-            x = xs.index(stage * KB)
-            acc = _half_block(acc, q[0], q[1], s0, z0, x, 0, ACC, DTYPE)
-            # All but two products are done: the buffers of the step before are read.
-            mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1)
-            acc = _half_block(acc, q[2], q[3], s1, z1, x, 32, ACC, DTYPE)
-            if KB == 2:
-                x = xs.index(stage * KB + 1)
-                acc = _half_block(acc, r[0], r[1], s2, z2, x, 0, ACC, DTYPE)
-                acc = _half_block(acc, r[2], r[3], s3, z3, x, 32, ACC, DTYPE)
+            words = load_words(ws.index(stage), WORDS)
+            s = load_scales(ss.index(stage), ROW_WORDS)
+            z = load_zeros(zs.index(stage * ZERO_SLOTS), s, ROW_WORDS, DTYPE, ASYM)
+            for h in gl.static_range(2 * KB):
+                x = xs.index(stage * KB + h // 2)
+                acc = _half_block(acc, words, s, z, x, h, KB, ACC, DTYPE)
+                if h == 0:
+                    # All but two products are done: the buffers of the step before are read.
+                    mbarrier.arrive(empty.index((it + STAGES - 1) % STAGES), count=1)
             it += 1
         acc = warpgroup_mma_wait(0, [acc])
-        if CUT:
-            done = last - first == steps
-            if not done:
-                acc, done = _join_parts(acc, part_ptr, count_ptr, t, start, cut, steps, ACC, FLAT)
-            if done:
-                _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
+        if CUT and last < steps:
+            _leave(acc, part_ptr, count_ptr, t, FLAT)
         else:
+            if CUT and first > 0:
+                acc = _collect(acc, part_ptr, count_ptr, t, cut, steps, ACC, FLAT)
             _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
     if TMA_Y:
         tma.store_wait(0)
 
 
 # One compiled kernel serves every size: the problem's numbers are not compiled in.
-@gluon.jit(do_not_specialize=["M", "N", "cut", "steps", "blocks_per_group"])
+@gluon.jit(do_not_specialize=["M", "N", "cut", "steps"])
 def _w4a16_hopper_kernel(
     x_desc, w_desc, s_desc, z_desc, y, bias_ptr, part_ptr, count_ptr, M, N, cut, steps,
-    blocks_per_group, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
-    ASYM: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr,
-    STAGES: gl.constexpr, GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr,
-    ACC: gl.constexpr, FLAT: gl.constexpr, Y_SHARED: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
+    GROUP_STEPS: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
+    CUT: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, WORDS: gl.constexpr,
+    ROW_WORDS: gl.constexpr, ACC: gl.constexpr, FLAT: gl.constexpr, Y_SHARED: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """`cut` tiles are cut in parts; `steps` are 64 KB of K; GROUPS of scales lie in 64 of K."""
+    """`cut` tiles are cut in parts. A step is KB blocks of K and loads GROUPS of scales, new ones
+    every GROUP_STEPS steps (0: one group serves all of K)."""
     DTYPE: gl.constexpr = x_desc.dtype
     # TMA writes to multiples of 128 bytes, and a step's zero points may take less.
     ZERO_SLOTS: gl.constexpr = max(1, 256 // (BN * GROUPS))
     xs = gl.allocate_shared_memory(DTYPE, [STAGES * KB, BM, 64], x_desc.layout)
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES * KB, BN // 64, 4, 128], w_desc.layout)
-    ss = gl.allocate_shared_memory(gl.int32, [STAGES * KB, BN // 64, GROUPS, 32], s_desc.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 64, 4 * KB, 128], w_desc.layout)
+    ss = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 64, GROUPS, 32], s_desc.layout)
     if ASYM:
         zs = gl.allocate_shared_memory(
-            gl.uint8, [STAGES * KB * ZERO_SLOTS, BN // 64, GROUPS, 32], z_desc.layout
+            gl.uint8, [STAGES * ZERO_SLOTS, BN // 64, GROUPS, 32], z_desc.layout
         )
     else:
         zs = ss
@@ -310,7 +326,7 @@ def _w4a16_hopper_kernel(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(full.index(i), count=2)  # one a producer
         mbarrier.init(empty.index(i), count=1)
     fence_async_shared()
     tiles_m = (M + BM - 1) // BM
@@ -322,13 +338,16 @@ def _w4a16_hopper_kernel(
                 tiles_n, cut, steps, BN, BM, KB, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES, ZERO_SLOTS,
                 GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE,
             )),
-            (_producer, (
-                x_desc, w_desc, s_desc, z_desc, xs, ws, ss, zs, full, empty, tiles_m, tiles_n, cut,
-                steps, blocks_per_group, BN, BM, KB, GROUPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M,
+            (_x_producer, (
+                x_desc, xs, full, empty, tiles_m, tiles_n, cut, steps, BM, KB, STAGES, GROUP_M,
+            )),
+            (_w_producer, (
+                w_desc, s_desc, z_desc, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps, BN,
+                KB, GROUPS, GROUP_STEPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M,
             )),
         ],
-        [1],
-        [PRODUCER_REGISTERS],
+        [1, 1],
+        [PRODUCER_REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip
 
 
@@ -367,15 +386,14 @@ def workspace_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[in
     plan = _plan(tile, M, N, K, units)
     if not plan.cut:
         return 0, 0
-    return 2 * plan.programs * tile.block_n * tile.block_m, plan.cut
+    return plan.programs * tile.block_n * tile.block_m, plan.cut
 
 
 def smem_hopper(tile: Tile) -> int:
     """Bytes of shared memory that a program of this tile allots, at most."""
-    bn, bm = tile.block_n, tile.block_m
-    zeros = max(128, bn)  # two groups a step
-    step = bm * 128 + bn * 32 + bn * 4 + zeros
-    return int(tile.num_stages * (tile.block_k // BLOCK * step + 16) + bm * bn * 2 + 1024)
+    bn, bm, blocks = tile.block_n, tile.block_m, tile.block_k // BLOCK
+    step = blocks * (bm * 128 + bn * 32 + bn * 4 + max(128, bn))  # two groups a block
+    return int(tile.num_stages * (step + 16) + bm * bn * 2 + 1024)
 
 
 @functools.lru_cache
@@ -384,8 +402,15 @@ def _units(device: torch.device) -> int:
 
 
 @functools.lru_cache
-def _layouts(block_n: int, block_m: int, groups: int) -> TileLayouts:
-    return tile_layouts(block_n, block_m, num_warps(block_n), groups)
+def _layouts(block_n: int, block_m: int, blocks: int, groups: int) -> TileLayouts:
+    return tile_layouts(block_n, block_m, num_warps(block_n), blocks, groups)
+
+
+def _groups(block_k: int, group_size: int, K: int) -> tuple[int, int]:
+    """Groups of scales that a step of K loads, and steps that one load serves (0: all)."""
+    if group_size >= K:
+        return 1, 0
+    return max(1, block_k // group_size), max(1, group_size // block_k)
 
 
 def num_warps(block_n: int) -> int:
@@ -402,21 +427,19 @@ def registers(tile: Tile) -> int | None:
 
 
 def _weight_descriptors(
-    weight: HopperW4, block_n: int, groups: int, layouts: TileLayouts
+    weight: HopperW4, block_n: int, blocks: int, groups: int, layouts: TileLayouts
 ) -> tuple[Any, Any, Any]:
     """TMA descriptors of words, scale words and zero bytes, kept with the weight."""
-    key = ("hopper", block_n, groups)
+    key = ("hopper", block_n, blocks, groups)
     if key not in weight.handles:
-        blocks = block_n // BLOCK
+        rows = block_n // BLOCK
         words = weight.words.view(weight.words.shape[0], -1, 128)
         scales = weight.scales.view(torch.int32)
-        w = TensorDescriptor.from_tensor(words, [blocks, 4, 128], layouts.words_shared)
-        s = TensorDescriptor.from_tensor(scales, [blocks, groups, 32], layouts.words_shared)
+        w = TensorDescriptor.from_tensor(words, [rows, 4 * blocks, 128], layouts.words_shared)
+        s = TensorDescriptor.from_tensor(scales, [rows, groups, 32], layouts.words_shared)
         z = s
         if weight.zeros is not None:
-            z = TensorDescriptor.from_tensor(
-                weight.zeros, [blocks, groups, 32], layouts.zeros_shared
-            )
+            z = TensorDescriptor.from_tensor(weight.zeros, [rows, groups, 32], layouts.zeros_shared)
         weight.handles[key] = (w, s, z)
     found: tuple[Any, Any, Any] = weight.handles[key]
     return found
@@ -447,13 +470,11 @@ def launch_w4a16_hopper(
     """
     m, k = x.shape
     n, bn, bm = weight.N, tile.block_n, tile.block_m
-    groups = 2 if weight.group_size == BLOCK // 2 and k > weight.group_size else 1
-    layouts = _layouts(bn, bm, groups)
+    blocks = tile.block_k // BLOCK
+    groups, group_steps = _groups(tile.block_k, weight.group_size, k)
+    layouts = _layouts(bn, bm, blocks, groups)
     plan = _plan(tile, m, n, k, _units(x.device))
-    steps = -(-k // tile.block_k)
-    # One group serves all of K, or G lies in one block or fills several.
-    per_group = -(-(k if weight.group_size >= k else weight.group_size) // BLOCK)
-    w_desc, s_desc, z_desc = _weight_descriptors(weight, bn, groups, layouts)
+    w_desc, s_desc, z_desc = _weight_descriptors(weight, bn, blocks, groups, layouts)
     row = x.stride(0) if m > 1 else -(-k // 8) * 8
     x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, BLOCK], layouts.x_shared)
     tma_y = n % 8 == 0 and y.data_ptr() % 16 == 0
@@ -463,9 +484,10 @@ def launch_w4a16_hopper(
         weight.scales if bias is None else bias,
         workspace.partials if plan.cut else weight.words,
         workspace.counters if plan.cut else weight.words,
-        m, n, plan.cut, steps, per_group,
-        BN=bn, BM=bm, KB=tile.block_k // BLOCK, GROUPS=groups, ASYM=weight.zeros is not None,
-        HAS_BIAS=bias is not None, TMA_Y=tma_y, CUT=plan.cut > 0, STAGES=tile.num_stages,
+        m, n, plan.cut, -(-k // tile.block_k),
+        BN=bn, BM=bm, KB=blocks, GROUPS=groups, GROUP_STEPS=group_steps,
+        ASYM=weight.zeros is not None, HAS_BIAS=bias is not None, TMA_Y=tma_y, CUT=plan.cut > 0,
+        STAGES=tile.num_stages,
         GROUP_M=tile.group_m, WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
         FLAT=layouts.flat, Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
         num_warps=num_warps(bn), maxnreg=registers(tile),

@@ -18,7 +18,7 @@ too few bits for the odd field's form and shifts instead. Scales and zero points
 and one byte for a thread's two rows: even fields belong to the first, odd fields to the second.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-redef"
+# mypy: disable-error-code="no-untyped-def,no-redef,assignment"
 # Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
 
 from __future__ import annotations
@@ -105,27 +105,40 @@ def _high_pair(word):
 
 @gluon.jit
 def load_words(buffer, WORDS: gl.constexpr):
-    """Words of one 64-wide block of K: shared memory [BN / 64, 4, 128] to [BN / 2, 16]."""
+    """Words of one or two 64-wide blocks of K, shared memory [BN / 64, 4 blocks, 128]: each block's
+    words [BN / 2, 16]."""
+    NB: gl.constexpr = buffer.shape[0]
     words = buffer.load(WORDS)
-    return gl.reshape(words, (buffer.shape[0] * 32, 16))
+    if buffer.shape[1] == 4:
+        return (gl.reshape(words, (NB * 32, 16)),)
+    else:
+        both = gl.permute(gl.reshape(words, (NB, 2, 32, 16)), (0, 2, 3, 1))
+        return gl.split(gl.reshape(both, (NB * 32, 16, 2)))
 
 
 @gluon.jit
 def _by_group(v):
-    """[BN / 64, 1 or 2 groups, 32] as two tensors [BN / 2], one a group; equal if there is one."""
+    """[BN / 64, groups, 32] as one tensor [BN / 2] a group, of 1, 2 or 4 groups."""
+    ROWS: gl.constexpr = v.shape[0] * 32
     if v.shape[1] == 1:
-        only = gl.reshape(v, (v.shape[0] * 32,))
-        return only, only
+        return (gl.reshape(v, (ROWS,)),)
+    elif v.shape[1] == 2:
+        return gl.split(gl.reshape(gl.permute(v, (0, 2, 1)), (ROWS, 2)))
     else:
-        both = gl.reshape(gl.permute(v, (0, 2, 1)), (v.shape[0] * 32, 2))
-        return gl.split(both)
+        even, odd = gl.split(gl.reshape(gl.permute(v, (0, 2, 1)), (ROWS, 2, 2)))
+        first, third = gl.split(even)
+        second, fourth = gl.split(odd)
+        return first, second, third, fourth
 
 
 @gluon.jit
 def load_scales(buffer, ROW_WORDS: gl.constexpr):
     """Scale words, shared memory int32 [BN / 64, groups, 32], to a pair (row, row + 8) a group."""
-    first, second = _by_group(buffer.load(ROW_WORDS))
-    return (_low_pair(first), _high_pair(first)), (_low_pair(second), _high_pair(second))
+    groups = _by_group(buffer.load(ROW_WORDS))
+    pairs = ()
+    for g in gl.static_range(len(groups)):
+        pairs = pairs + ((_low_pair(groups[g]), _high_pair(groups[g])),)
+    return pairs
 
 
 @gluon.jit
@@ -139,17 +152,20 @@ def _zero_pairs(zeros, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def load_zeros(buffer, like, ROW_WORDS: gl.constexpr, DTYPE: gl.constexpr, ASYM: gl.constexpr):
+def load_zeros(buffer, scales, ROW_WORDS: gl.constexpr, DTYPE: gl.constexpr, ASYM: gl.constexpr):
     """Zero bytes, shared memory uint8 [BN / 64, groups, 32], to a pair (row, row + 8) a group.
 
-    Without ASYM the buffer is not read and every zero point is 8; `like` is a scale's tensor.
+    Without ASYM the buffer is not read and every zero point is 8, in the shape of `scales`.
     """
+    pairs = ()
     if ASYM:
-        first, second = _by_group(buffer.load(ROW_WORDS).to(gl.int32))
-        return _zero_pairs(first, DTYPE), _zero_pairs(second, DTYPE)
+        groups = _by_group(buffer.load(ROW_WORDS).to(gl.int32))
+        for g in gl.static_range(len(groups)):
+            pairs = pairs + (_zero_pairs(groups[g], DTYPE),)
     else:
-        eight = _zero_pairs(gl.full_like(like, 0x88), DTYPE)
-        return eight, eight
+        for g in gl.static_range(len(scales)):
+            pairs = pairs + (_zero_pairs(gl.full_like(scales[g][0], 0x88), DTYPE),)
+    return pairs
 
 
 @gluon.jit
@@ -225,7 +241,7 @@ class TileLayouts(NamedTuple):
     """Register and shared layouts of one tile, for the kernels' constexpr arguments.
 
     Attributes:
-        words: registers of the words [BN / 64, 4, 128] of a 64-wide block of K.
+        words: registers of the words [BN / 64, 4 blocks, 128] of 64-wide blocks of K.
         row_words: registers of scale words and zero bytes [BN / 64, groups, 32].
         acc: registers of the accumulator [BN, BM].
         flat: registers of each of `flat_halves` [BN * BM / 2].
@@ -251,17 +267,20 @@ def _doubled(first: int, end: int) -> list[list[int]]:
     return bases
 
 
-def tile_layouts(block_n: int, block_m: int, num_warps: int, groups: int = 1) -> TileLayouts:
+def tile_layouts(
+    block_n: int, block_m: int, num_warps: int, blocks: int = 1, groups: int = 1
+) -> TileLayouts:
     """Layouts of a tile of `block_n` rows of the weight and `block_m` rows of x.
 
     Args:
         block_n: a power of two and a multiple of 16 * num_warps, so at least 64.
         block_m: a power of two, 8 to 256.
         num_warps: of the partition that multiplies, 4 or 8.
-        groups: of scales within 64 columns, 1 or 2.
+        blocks: of 64 columns that are loaded together, 1 or 2.
+        groups: of scales that are loaded together, 1, 2 or 4.
     """
     warps = [8 << i for i in range(num_warps.bit_length() - 1)]  # bases in units of row pairs
-    blocks = [(8 * num_warps) << i for i in range((block_n // (16 * num_warps)).bit_length() - 1)]
+    taller = [(8 * num_warps) << i for i in range((block_n // (16 * num_warps)).bit_length() - 1)]
 
     def word(row: int, column: int) -> list[int]:
         return [row // 32, row // 8 % 4, row % 8 * 16 + column]
@@ -272,14 +291,14 @@ def tile_layouts(block_n: int, block_m: int, num_warps: int, groups: int = 1) ->
     warp = 8 * block_m  # of a half accumulator, what one warp holds of 16 rows
     half = block_n * block_m // 2
     words = gl.DistributedLinearLayout(
-        [word(0, 1), word(0, 2), *(word(r, 0) for r in blocks)],
+        [word(0, 1), word(0, 2), *([[0, 4, 0]] * (blocks - 1)), *(word(r, 0) for r in taller)],
         [word(0, 4), word(0, 8), word(1, 0), word(2, 0), word(4, 0)],
         [word(r, 0) for r in warps],
         [],
-        [block_n // BLOCK, 4, 128],
+        [block_n // BLOCK, 4 * blocks, 128],
     )
     row_words = gl.DistributedLinearLayout(
-        [*([[0, 1, 0]] if groups == 2 else []), *(pair(r) for r in blocks)],
+        [*([0, 1 << i, 0] for i in range(groups.bit_length() - 1)), *(pair(r) for r in taller)],
         [pair(0), pair(0), pair(1), pair(2), pair(4)],
         [pair(r) for r in warps],
         [],
