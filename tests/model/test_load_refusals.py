@@ -100,11 +100,13 @@ def test_tensors_that_do_not_fit(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda"}, "device is 'cuda'; models load on 'cpu'"),
+        ({"device": "tpu"}, "device is 'tpu'; allowed are cpu, cuda"),
+        ({"device": "meta"}, "device is 'meta'; allowed are cpu, cuda"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', and torch sees"),
         ({"activations": "int4"}, "activations is 'int4'; allowed are float, int8"),
         ({"dtype": torch.int8}, "dtype is torch.int8; allowed are float32, float16, bfloat16"),
     ],
-    ids=["device", "activations", "dtype"],
+    ids=["device", "other-device", "no-such-gpu", "activations", "dtype"],
 )
 def test_bad_arguments(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=message):

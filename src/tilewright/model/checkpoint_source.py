@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilewright.layout.cpu import PackedW4, pack_w4
+from tilewright.layout.cpu import PackedW4
+from tilewright.layout.hopper import HopperW4
+from tilewright.layout.triton import WordsW4
 from tilewright.model.info import LoadInfo
 from tilewright.model.pages import drop_file_pages
+from tilewright.model.placement import Placement
 
 if TYPE_CHECKING:
     from tilewright.formats.checkpoint import Checkpoint
@@ -37,14 +40,14 @@ class CheckpointSource:
 
     Args:
         checkpoint: the opened folder.
-        dtype: dtype of what is not packed.
+        where: the model's device, and the dtype of what is not packed.
         info: gets every tensor that is given out.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, info: LoadInfo) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, where: Placement, info: LoadInfo) -> None:
         self.path: object = checkpoint.path
         self._checkpoint = checkpoint
-        self._dtype = dtype
+        self._where = where
         self._info = info
         self._files = sorted(checkpoint.path.glob("*.safetensors"))
         self._since_drop = 0
@@ -65,18 +68,18 @@ class CheckpointSource:
     def optional(self, name: str) -> bool:
         return False
 
-    def matrix(self, name: str) -> PackedW4 | torch.Tensor:
+    def matrix(self, name: str) -> PackedW4 | WordsW4 | HopperW4 | torch.Tensor:
         prefix = self._linears.get(name.removesuffix("weight"))
         if prefix is None:
             return self.vector(name)
-        packed = pack_w4(self._checkpoint.linear(prefix))
+        packed = self._where.pack(self._checkpoint.linear(prefix))
         self._info.count("packed", packed.type_name, packed.nbytes)
         self._copied(packed.nbytes)
         return packed
 
     def vector(self, name: str) -> torch.Tensor:
         stored = self._checkpoint.tensor(self._dense[name])
-        result = stored.to(self._dtype, copy=True)
+        result = stored.to(self._where.dtype, copy=True)
         self._info.count("dense", str(stored.dtype).removeprefix("torch."), result.nbytes)
         self._copied(stored.nbytes)
         return result

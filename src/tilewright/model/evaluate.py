@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import GateError, UnsupportedError
+from tilewright.model.placement import device_of
 
 __all__ = ["Perplexity", "begin_token", "perplexity", "perplexity_chunks", "text_ids"]
 
@@ -72,6 +73,7 @@ def begin_token(tokenizer: Any) -> int | None:
 @torch.inference_mode()
 def _chunk_losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """-log p of the scored tokens of one chunk: ids [1, C] -> [C - C // 2 - 1] float64."""
+    ids = ids.to(device_of(model))
     context = ids.shape[1]
     first = context // 2
     logits = model(input_ids=ids, use_cache=False, logits_to_keep=context - first).logits[0, :-1]

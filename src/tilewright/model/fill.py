@@ -15,11 +15,13 @@ from torch import nn
 
 from tilewright.errors import FormatError
 from tilewright.layout.cpu import PackedBlocks, PackedW4
+from tilewright.layout.hopper import HopperW4
+from tilewright.layout.triton import WordsW4
 from tilewright.model.layers import QuantEmbedding, QuantLinear
 
-__all__ = ["Source", "fill"]
+__all__ = ["Matrix", "Source", "fill"]
 
-Matrix = PackedBlocks | PackedW4 | torch.Tensor
+Matrix = PackedBlocks | PackedW4 | WordsW4 | HopperW4 | torch.Tensor
 _LISTED = 8
 
 

@@ -9,7 +9,7 @@ one `Program`. The weights are the model's own modules' and nothing of them is c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from tilewright.device import cpu_device
 from tilewright.layout.cpu import PART, PackedW4
 from tilewright.model.layers import QuantEmbedding, QuantLinear
+from tilewright.model.placement import device_of
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.cpu.args import ARGS, arguments
 from tilewright.ops.cpu.decoder_kernels import (
@@ -55,6 +56,8 @@ _PAD = 24  # rows that a register tile may read past the last one
 def why_not_fused(model: Any) -> str | None:
     """Why `model` has no fused step, in a phrase; None if it has one."""
     name = type(model).__name__
+    if device_of(model).type != "cpu":
+        return f"the model is on {device_of(model)}"
     if name not in _FAMILIES:
         return f"{name} has no fused decode step"
     config = model.config
@@ -249,7 +252,7 @@ class Capture:
     def _packed(
         self, module: QuantLinear, x: torch.Tensor, y: torch.Tensor, accumulate: bool
     ) -> None:
-        weight = cpu_weight(module.packed)
+        weight = cpu_weight(cast(Any, module.packed))
         self._keep.append(module.packed)
         if isinstance(module.packed, PackedW4) and module.packed.perm is not None:
             if weight.K not in self._gathered:

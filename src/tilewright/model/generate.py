@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from tilewright.errors import GateError, UnsupportedError
+from tilewright.model.placement import device_of
 
 __all__ = [
     "Decoder",
@@ -56,7 +57,10 @@ class Decoder(Protocol):
 
 
 class TransformersDecoder:
-    """Any transformers causal model, stepped through its own forward and a DynamicCache."""
+    """Any transformers causal model, stepped through its own forward and a DynamicCache.
+
+    Logits are handed over on the CPU, so that whoever has them knows that the step is done.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -74,6 +78,7 @@ class TransformersDecoder:
             from transformers import DynamicCache
 
             self._cache = DynamicCache(config=self._model.config)
+        ids = ids.to(device_of(self._model))
         for start in range(0, ids.shape[1], PREFILL_CHUNK):
             output = self._model(
                 input_ids=ids[:, start : start + PREFILL_CHUNK],
@@ -81,7 +86,7 @@ class TransformersDecoder:
                 logits_to_keep=1,
                 **{self._cache_argument: self._cache},
             )
-        return output.logits[0, -1].float()
+        return output.logits[0, -1].float().cpu()
 
     def step(self, token_id: int) -> torch.Tensor:
         return self.prefill(torch.tensor([[token_id]], dtype=torch.int64))

@@ -19,11 +19,14 @@ import numpy.typing as npt
 import torch
 
 from tilewright.errors import FormatError
+from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.formats.gguf import GGUFFile, GGUFTensor, check_scales
-from tilewright.layout.cpu import PackedBlocks, pack_blocks
+from tilewright.layout.cpu import pack_blocks
+from tilewright.model.fill import Matrix
 from tilewright.model.info import LoadInfo
 from tilewright.model.names import SKIPPED_GGUF_TENSORS, hf_name
 from tilewright.model.pages import drop_range
+from tilewright.model.placement import GPU_BLOCK_TYPES, Placement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -39,7 +42,7 @@ class GGUFSource:
     Args:
         file: the opened GGUF file.
         config: the configuration made from it.
-        dtype: dtype of what is not packed.
+        where: the model's device, and the dtype of what is not packed.
         info: gets every tensor that is given out.
 
     Raises:
@@ -47,12 +50,12 @@ class GGUFSource:
     """
 
     def __init__(
-        self, file: GGUFFile, config: PreTrainedConfig, *, dtype: torch.dtype, info: LoadInfo
+        self, file: GGUFFile, config: PreTrainedConfig, *, where: Placement, info: LoadInfo
     ) -> None:
         self.path: object = file.path
         self._architecture = file.architecture
         self._config = config
-        self._dtype = dtype
+        self._where = where
         self._info = info
         self._tensors: dict[str, GGUFTensor] = {}
         strangers = []
@@ -80,7 +83,7 @@ class GGUFSource:
         # create all of them.
         return self._architecture == "llama" and name.endswith(".bias")
 
-    def matrix(self, name: str) -> PackedBlocks | torch.Tensor:
+    def matrix(self, name: str) -> Matrix:
         tensor = self._tensors[name]
         if len(tensor.shape) != 2:
             raise FormatError(
@@ -90,7 +93,11 @@ class GGUFSource:
             )
         check_scales(tensor)
         order = self._row_order(name, tensor)
-        if tensor.packed:
+        if tensor.packed and not self._where.on_cpu and not name.endswith("embed_tokens.weight"):
+            packed = self._for_gpu(tensor, order)
+            if packed is not None:
+                return packed
+        if tensor.packed and self._where.on_cpu:
             raw: npt.NDArray[np.uint8] = tensor.raw
             if order is not None:
                 raw = np.asarray(raw)[order]
@@ -100,10 +107,21 @@ class GGUFSource:
         values = self._values(tensor)
         if order is not None:
             values = values[order]
-        result = torch.from_numpy(values).to(self._dtype)
+        result = torch.from_numpy(values).to(self._where.dtype)
         fate = "dense" if tensor.type_name in _DENSE else "dequantized"
         self._info.count(fate, tensor.type_name, result.nbytes)
         return result
+
+    def _for_gpu(self, tensor: GGUFTensor, order: npt.NDArray[np.intp] | None) -> Matrix | None:
+        block = BLOCK_TYPES[tensor.type_name]
+        if block.name not in GPU_BLOCK_TYPES:
+            return None
+        raw = np.asarray(tensor.raw)
+        packed = self._where.pack_blocks(raw if order is None else raw[order], block)
+        _release(tensor)
+        if packed is not None:
+            self._info.count("packed", tensor.type_name, packed.nbytes)
+        return packed
 
     def vector(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -114,7 +132,7 @@ class GGUFSource:
             values = values[order]
         if self._architecture == "gemma3":
             values -= 1.0
-        result = torch.from_numpy(values).to(self._dtype)
+        result = torch.from_numpy(values).to(self._where.dtype)
         self._info.count("dense", tensor.type_name, result.nbytes)
         return result
 

@@ -16,10 +16,13 @@ from torch import nn
 from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.cpu import PackedBlocks, PackedW4
+from tilewright.layout.hopper import HopperW4
+from tilewright.layout.triton import WordsW4
 
 __all__ = ["ModelProblem", "QuantEmbedding", "QuantLinear", "model_problems"]
 
 _ACTIVATIONS = ("float", "int8")
+W4 = PackedW4 | WordsW4 | HopperW4
 
 
 class _Packed(nn.Module):
@@ -49,7 +52,7 @@ class QuantLinear(_Packed):
 
     def __init__(
         self,
-        packed: PackedBlocks | PackedW4,
+        packed: PackedBlocks | W4,
         bias: torch.Tensor | None = None,
         *,
         activations: str = "float",
@@ -81,7 +84,7 @@ class QuantLinear(_Packed):
 
     def extra_repr(self) -> str:
         kind = self.weight_type
-        if isinstance(self.packed, PackedW4):
+        if isinstance(self.packed, W4):
             kind += f" g{self.group}"
         return (
             f"{self.in_features} -> {self.out_features}, {kind}, "
@@ -176,8 +179,8 @@ def model_problems(model: nn.Module) -> list[ModelProblem]:
     return list(found.values())
 
 
-def _op_for(packed: PackedBlocks | PackedW4) -> Callable[..., torch.Tensor]:
-    if isinstance(packed, PackedW4):
+def _op_for(packed: PackedBlocks | W4) -> Callable[..., torch.Tensor]:
+    if isinstance(packed, W4):
         from tilewright.ops.w4a16.op import w4a16_gemm
 
         return w4a16_gemm
@@ -186,7 +189,7 @@ def _op_for(packed: PackedBlocks | PackedW4) -> Callable[..., torch.Tensor]:
     return mmq_gemm
 
 
-def _group(packed: PackedBlocks | PackedW4) -> int:
-    if not isinstance(packed, PackedW4):
+def _group(packed: PackedBlocks | W4) -> int:
+    if not isinstance(packed, W4):
         return 0
     return -1 if packed.group_size == packed.K else packed.group_size

@@ -16,6 +16,7 @@ from torch import nn
 
 from tilewright.errors import FormatError, UnsupportedError
 from tilewright.model.info import LoadInfo
+from tilewright.model.placement import Placement, place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,7 +25,6 @@ __all__ = ["load"]
 
 log = logging.getLogger("tilewright")
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -35,7 +35,7 @@ def load(
     *,
     device: str | torch.device = "cpu",
     activations: str = "float",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a GGUF file or a safetensors folder.
 
@@ -47,11 +47,12 @@ def load(
     Args:
         path_or_repo_dir: a .gguf file, a folder with config.json and safetensors (or with one
             .gguf file), or the id of such a repository on the Hugging Face hub.
-        device: "cpu".
+        device: "cpu", or "cuda" for a GPU. There 4-bit safetensors and Q4_0 stay packed, and other
+            GGUF types become matrices of `dtype`.
         activations: "float" (weight-only), or "int8" for the faster path that rounds
             activations to 8 bits per block of 32.
         dtype: float32, float16 or bfloat16: of activations, norms, and matrices that are not
-            packed.
+            packed. None for float32 on the CPU, float16 on a GPU.
 
     Returns:
         (model, tokenizer): a `PreTrainedModel` in eval mode with its packed linears, and a
@@ -62,26 +63,26 @@ def load(
         UnsupportedError: an architecture, variant, tokenizer, device or dtype that is not
             supported; the message lists what is.
     """
-    if torch.device(device).type != "cpu":
-        raise UnsupportedError(f"device is {str(device)!r}; models load on 'cpu' in this version")
+    where = place(device, dtype)
     if activations not in ("float", "int8"):
         raise UnsupportedError(f"activations is {activations!r}; allowed are float, int8")
-    if dtype not in _DTYPES:
-        allowed = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
-        raise UnsupportedError(f"dtype is {dtype}; allowed are {allowed}")
+    if activations != "float" and not where.on_cpu:
+        raise UnsupportedError(
+            f"activations is {activations!r}; on a GPU activations stay as they are: 'float'"
+        )
     _require_transformers()
     path = _find(path_or_repo_dir)
     if path.is_file():
-        model, tokenizer = _load_gguf(path, activations, dtype)
+        model, tokenizer = _load_gguf(path, activations, where)
     else:
-        model, tokenizer = _load_folder(path, activations, dtype)
+        model, tokenizer = _load_folder(path, activations, where)
     line = model.tilewright_info.dequantized_line()
     if line is not None:
         log.warning(line)
     return model, tokenizer
 
 
-def _load_gguf(path: Path, activations: str, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any]:
     from tilewright.formats.gguf import read_gguf
     from tilewright.model.config_map import config_from_gguf
     from tilewright.model.gguf_source import GGUFSource
@@ -118,15 +119,16 @@ def _load_gguf(path: Path, activations: str, dtype: torch.dtype) -> tuple[Any, A
     config.bos_token_id = ids.get("bos")
     config.eos_token_id = ids.get("eos")
     config.pad_token_id = ids.get("pad")
-    model = _create(config, dtype)
-    _fill(model, GGUFSource(file, config, dtype=dtype, info=info), dtype, activations)
+    model = _create(config, where.dtype)
+    _fill(model, GGUFSource(file, config, where=where, info=info), where.dtype, activations)
     _rebuild_rotary(model, rope)
+    model.to(where.device)
     stops = stop_ids(file.metadata, file=path)
     _finish(model, info, bos=ids.get("bos"), stops=stops, pad=ids.get("pad"))
     return model, tokenizer
 
 
-def _load_folder(path: Path, activations: str, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load_folder(path: Path, activations: str, where: Placement) -> tuple[Any, Any]:
     from transformers import AutoTokenizer, GenerationConfig
 
     from tilewright.formats.checkpoint import read_checkpoint
@@ -141,9 +143,11 @@ def _load_folder(path: Path, activations: str, dtype: torch.dtype) -> tuple[Any,
         architecture=str(checkpoint.config.get("model_type")),
         file_bytes=sum(file.stat().st_size for file in path.glob("*.safetensors")),
     )
-    model = _create(config, dtype)
-    _fill(model, CheckpointSource(checkpoint, dtype=dtype, info=info), dtype, activations)
+    model = _create(config, where.dtype)
+    source = CheckpointSource(checkpoint, where=where, info=info)
+    _fill(model, source, where.dtype, activations)
     _rebuild_rotary(model, None)
+    model.to(where.device)
     tokenizer = None
     if any((path / name).is_file() for name in _TOKENIZER_FILES):
         try:

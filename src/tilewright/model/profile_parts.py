@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -187,7 +187,7 @@ def _weights(model: Any) -> dict[int, tuple[str, Any]]:
         if isinstance(module, QuantLinear | QuantEmbedding):
             from tilewright.ops.cpu.launch import cpu_weight
 
-            address = cpu_weight(module.packed).slots["w"]
+            address = cpu_weight(cast(Any, module.packed)).slots["w"]
         elif isinstance(module, nn.Linear):
             address = module.weight.data_ptr()
         else:

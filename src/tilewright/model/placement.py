@@ -1,0 +1,102 @@
+"""Where a model lies and what it computes in, which decides how its weights are packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.device import arch_of, kind_of
+from tilewright.errors import UnsupportedError
+from tilewright.formats.block_type import BlockType
+from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
+from tilewright.layout.cpu import PackedW4
+from tilewright.layout.hopper import HopperW4
+from tilewright.layout.pack import pack_w4_for
+from tilewright.layout.triton import WordsW4
+
+__all__ = ["GPU_BLOCK_TYPES", "Placement", "device_of", "place"]
+
+GPU_BLOCK_TYPES = ("Q4_0",)
+"""GGUF types that run packed on a GPU, as 4-bit codes with a scale for every 32."""
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A model's device and dtype.
+
+    Attributes:
+        device: where its tensors lie.
+        arch: of that device, as in tile tables.
+        dtype: of activations, norms, and matrices that are not packed.
+    """
+
+    device: torch.device
+    arch: str
+    dtype: torch.dtype
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU's kernels serve it; the interpreter's operands lie on the CPU too."""
+        return kind_of(self.arch) == "cpu"
+
+    def pack(self, codes: W4Codes) -> PackedW4 | WordsW4 | HopperW4:
+        """4-bit codes in the layout of the device's kernels, on the device.
+
+        Raises:
+            LayoutError: as `tilewright.layout.pack.pack_w4_for`.
+        """
+        return pack_w4_for(codes, self.arch, act_dtype=self.dtype, device=self.device)
+
+    def pack_blocks(
+        self, raw: np.ndarray, block: BlockType
+    ) -> PackedW4 | WordsW4 | HopperW4 | None:
+        """GGUF blocks as 4-bit codes for a GPU; None if it has no kernel for the type."""
+        if block.name not in GPU_BLOCK_TYPES:
+            return None
+        found = block.codes(raw)
+        codes = (found.codes + SYMMETRIC_ZERO).astype(np.uint8)
+        return self.pack(W4Codes(codes, found.scale, None, found.sub, None, torch.float16))
+
+
+def place(device: str | torch.device, dtype: torch.dtype | None) -> Placement:
+    """Check a device and a dtype.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:1"; "cuda" is what torch calls an AMD GPU too.
+        dtype: float32, float16 or bfloat16; None for float32 on the CPU, float16 on a GPU.
+
+    Raises:
+        UnsupportedError: another device or dtype, or torch sees no such GPU.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise UnsupportedError(f"device is {str(device)!r}; allowed are cpu, cuda") from error
+    if found.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"device is {str(device)!r}; allowed are cpu, cuda")
+    if found.type == "cuda":
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available() or (found.index or 0) >= count:
+            raise UnsupportedError(
+                f"device is {str(device)!r}, and torch sees {count} GPUs: install a build of torch "
+                "for your GPU, name one that is there, or stay on 'cpu'"
+            )
+        found = torch.device("cuda", torch.cuda.current_device() if found.index is None else
+                             found.index)  # fmt: skip
+    if dtype is None:
+        dtype = torch.float32 if found.type == "cpu" else torch.float16
+    if dtype not in _DTYPES:
+        allowed = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
+        raise UnsupportedError(f"dtype is {dtype}; allowed are {allowed}")
+    return Placement(found, arch_of(found), dtype)
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a model takes its ids; the CPU for one that does not say."""
+    found = getattr(model, "device", None)
+    return found if isinstance(found, torch.device) else torch.device("cpu")

@@ -1,0 +1,68 @@
+"""Models as they are packed for a GPU, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import triton_interpreter  # noqa: F401
+
+pytest.importorskip("transformers")
+
+from model.gguf_models import Tiny, logits, quantize, reference, relative_error, write
+from tilewright.device import INTERPRETER
+from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.hopper import HopperW4, unpack_w4_hopper
+from tilewright.layout.triton import WordsW4
+from tilewright.model import load as loading
+from tilewright.model.fuse import why_not_fused
+from tilewright.model.layers import QuantLinear, model_problems
+from tilewright.model.placement import Placement
+
+CPU = torch.device("cpu")
+
+
+def test_q4_0_stays_packed_and_the_rest_becomes_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = Tiny("llama", {"embd": "Q8_0", "attn_v": "Q4_K", "": "Q4_0"}, layers=1)
+    stored = write(tmp_path / "model.gguf", tiny)
+    monkeypatch.setattr(
+        loading, "place", lambda device, dtype: Placement(CPU, INTERPRETER, torch.float32)
+    )
+
+    model, _ = loading.load(tmp_path / "model.gguf", device="cuda")
+
+    layer = model.model.layers[0]
+    assert isinstance(layer.self_attn.q_proj.packed, WordsW4)  # rows in transformers' order
+    assert isinstance(layer.self_attn.v_proj, torch.nn.Linear)
+    assert not isinstance(layer.self_attn.v_proj, QuantLinear)
+    assert {problem.type for problem in model_problems(model)} == {"uint4b8"}
+    assert {problem.group for problem in model_problems(model)} == {32}
+    right = logits(reference(tiny, stored), length=12)
+    assert relative_error(logits(model, length=12), right) < 1e-5
+
+
+def test_a_model_on_a_gpu_has_no_fused_step() -> None:
+    class Model(torch.nn.Module):
+        device = torch.device("cuda", 0)
+
+    assert why_not_fused(Model()) == "the model is on cuda:0"
+
+
+def test_q4_0_blocks_are_exact_codes_in_hoppers_layout() -> None:
+    values = np.random.default_rng(0).standard_normal((70, 160), dtype=np.float32)
+    raw = np.frombuffer(quantize(values, "Q4_0").tobytes(), np.uint8).reshape(70, -1)
+    block = BLOCK_TYPES["Q4_0"]
+
+    packed = Placement(CPU, "sm_90", torch.float16).pack_blocks(raw, block)
+
+    assert isinstance(packed, HopperW4)
+    codes, scales, zeros = unpack_w4_hopper(packed)
+    grouped = codes.view(70, -1, 32).float() - zeros[:, :, None].float()
+    again = (grouped * scales[:, :, None].float()).view(70, 160)
+    assert torch.equal(again, torch.from_numpy(block.dequantize(raw)))
+    assert Placement(CPU, "sm_90", torch.float16).pack_blocks(raw, BLOCK_TYPES["Q4_K"]) is None
