@@ -165,6 +165,21 @@ def test_an_op_of_your_own(measured: Any, tmp_path: Path) -> None:
     assert "rowsoftmax: B against A" in result.stdout
 
 
+def test_an_op_of_another_device_is_held_to_the_rules_of_that_device(
+    measured: Any, tmp_path: Path
+) -> None:
+    """The rules ask for its arch; by those of this CPU neither tile would be legal."""
+    measured(found(1.2))
+    path = write_spec(tmp_path, '"cpu-of-a-test"', '"chip9"')
+    text = path.read_text().replace("t.block <= 4 * p.K", 'p.arch == "chip9"')
+    path.write_text(
+        text.replace("space=lambda: SPACE,", 'space=lambda: SPACE, arch=lambda: "chip9",')
+    )
+    arguments = ("--spec", f"{path}:SPEC", "--shape", "64,64", "--m", "17", "--cache", "hot")
+    result = invoke("--tile", "rows(block=16)", "--tile", "rows(block=64)", *arguments)
+    assert result.exit_code == 0, result.output
+
+
 def test_two_tables_on_products(measured: Any, tmp_path: Path) -> None:
     measured(found(1.2))
     a = write_table(tmp_path / "a.json", Tile.of("panel", mr=2, nv=1, block_parts=8, threads=0))
@@ -240,6 +255,7 @@ def test_usage_errors(arguments: list[str], message: str) -> None:
     [
         (["--type", "Q9_9"], "--type is 'Q9_9'"),
         (["--op", "conv"], "the catalog has w4a16, mmq"),
+        (["--op", "mmq@tpu"], "op mmq has no kernels for 'tpu'"),
         (["--op", "w4a16"], "w4a16 has uint4"),
     ],
 )

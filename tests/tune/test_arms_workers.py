@@ -18,6 +18,7 @@ import torch
 from model.gguf_models import Tiny, write
 from tilewright import load
 from tilewright.errors import GateError, MeasureError, TileError
+from tilewright.model import worker_parts
 from tilewright.model.generate import decoder_for
 from tilewright.model.worker import serve
 from tilewright.ops.contract import Case
@@ -239,6 +240,38 @@ def test_pinned_tiles_are_an_arms_own(host: Host, tiny: Path) -> None:
     pinned.launch("pp8")()
     again = host.open("free again", plain)
     assert "pinned" not in {c["how"] for c in again["choices"]}
+
+
+def test_an_older_revision_that_cannot_pin_tiles_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Case("mmq", "Q4_1", "float32", 8, 48, 64).problem(worker_parts.arch_of_cpu())
+    monkeypatch.delattr("tilewright.tiles.table.pin")
+    with pytest.raises(ValueError, match="this revision's tables cannot pin tiles"):
+        worker_parts.TileState(None, [tile_rule(PANEL, m=[2, None])], [problem])
+
+
+def test_launches_on_a_gpu_are_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call returns before its work is done: the host's clock would see it begin, no more."""
+    asked: list[Any] = []
+
+    class Events:
+        def __init__(self, device: Any) -> None:
+            asked.append(device)
+
+        def time_us(self, launch: Any, launches: int) -> float:
+            asked.append(launches)
+            return 7.0
+
+    monkeypatch.setattr("tilewright.measure.EventClock", Events)
+    monkeypatch.setattr("tilewright.measure.GpuFlusher", lambda device: lambda: device)
+    gpu = torch.device("cuda", 1)
+    assert worker_parts.timer_of(gpu)(lambda: None, 3) == 7.0
+    assert asked == [1, 3]
+    assert worker_parts.flusher_of(gpu)() == gpu
+    ran: list[int] = []
+    us = worker_parts.timer_of(torch.device("cpu"))(lambda: ran.append(1), 3)
+    assert us > 0
+    assert len(ran) == 3
+    assert asked == [1, 3]
 
 
 def test_a_library_tile_needs_the_plain_decoder(host: Host, tiny: Path) -> None:

@@ -62,7 +62,8 @@ _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cm
     type=click.Choice(["float", "int8"]),
     help="Given twice, the two arms of MODEL; given once, the path of both.  [default: float]",
 )
-@click.option("--op", help="Op of the products.  [default: the one that has --type]")
+@click.option("--op", help="Op of the products; w4a16@cuda is that of the GPU.  [default: the one "
+                           "that has --type]")  # fmt: skip
 @click.option("--spec", help="Your own op instead of --op: file.py:NAME.")
 @click.option("--type", "weight_type", help="Weight type of the products, such as Q4_1 or uint4.")
 @click.option(
@@ -193,7 +194,8 @@ def _find_spec(options: dict[str, Any]) -> OpSpec:
         spec: OpSpec = catalog.load_spec(options["spec"])
         return spec
     if options["op"] is not None:
-        return catalog.find_spec(options["op"])
+        known = options["op"].partition("@")[0] in catalog.SPECS
+        return (catalog.load_spec if known else catalog.find_spec)(options["op"])
     for spec in catalog.SPECS.values():
         if options["weight_type"] in spec.weight_types:
             return spec
@@ -232,13 +234,13 @@ def _caches(options: dict[str, Any]) -> tuple[str, ...]:
 
 def _products(kind: str, settings: Settings, options: dict[str, Any]) -> CompareResult:
     """Two tiles, or the tiles of two tables, on products in this process."""
-    from tilewright.device import cpu_device
+    from tilewright.ops.contract import spec_arch
     from tilewright.tune.arms import ArmInfo, CompareResult, run_contests
     from tilewright.tune.tile_arms import given_tiles, table_tiles, tile_contests
 
     spec = _find_spec(options)
     cases, caches = _cases(spec, options), _caches(options)
-    arch = cpu_device().arch
+    arch = spec_arch(spec)
     values = options[kind]
     if kind == "tile":
         choose, titles = given_tiles(spec, *values), list(values)
@@ -313,7 +315,7 @@ def _product_revisions(settings: Settings, options: dict[str, Any], threads: int
     spec = _find_spec(options)
     cases, caches = _cases(spec, options), _caches(options)
     opening = {
-        "spec": _absolute(options["spec"]) or spec.name,
+        "spec": _absolute(options["spec"]) or options["op"] or spec.name,
         "cases": [asdict(case, dict_factory=_public) for case in cases],
         "seed": options["seed"],
     }

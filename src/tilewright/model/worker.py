@@ -236,7 +236,8 @@ class OpsArm:
         self._seed = int(opening.get("seed") or 0)
         self._threads = opening.get("threads")
         self._cases = [Case(**{**c, "flags": tuple(c.get("flags", ()))}) for c in opening["cases"]]
-        self._problems = [case.problem(_parts.arch_of_cpu()) for case in self._cases]
+        arch = _parts.arch_of(self._spec)
+        self._problems = [case.problem(arch) for case in self._cases]
         rules = opening.get("rules") or ()
         self._state = _parts.TileState(opening.get("table"), (), self._problems)
         self._state.enter()
@@ -307,28 +308,25 @@ class OpsArm:
             inputs = self._operands(index)
             self._spec.run(inputs, tile=self._tiles[index], threads=self._threads)
         inputs, tile, run = self._operands(index), self._tiles[index], self._spec.run
+        device = inputs.x.device
         if cold and self._flush is None:
-            from tilewright.measure import CpuFlusher
+            self._flush = _parts.flusher_of(device)
+        timer = _parts.timer_of(device)
 
-            self._flush = CpuFlusher()
-        us = []
-        for _reading in range(readings):
-            total = 0
-            if cold:
+        def launch() -> None:
+            self._last[index] = run(inputs, tile=tile, threads=self._threads)
+
+        def reading() -> float:
+            if not cold:
+                return timer(launch, launches)
+            total = 0.0
+            for _launch in range(launches):
                 assert self._flush is not None
-                for _launch in range(launches):
-                    self._flush()
-                    start = time.perf_counter_ns()
-                    y = run(inputs, tile=tile, threads=self._threads)
-                    total += time.perf_counter_ns() - start
-            else:
-                start = time.perf_counter_ns()
-                for _launch in range(launches):
-                    y = run(inputs, tile=tile, threads=self._threads)
-                total = time.perf_counter_ns() - start
-            us.append(total / launches / 1e3)
-        self._last[index] = y
-        return {"us": us}
+                self._flush()
+                total += timer(launch, 1)
+            return total
+
+        return {"us": [reading() / launches for _ in range(readings)]}
 
     def verify(self, seed: int = 0) -> dict[str, Any]:
         """Every case with its tile, by the gate; by its oracle in a revision without one."""

@@ -15,20 +15,24 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "TileState",
     "about",
+    "arch_of",
     "arch_of_cpu",
     "chosen_tiles",
+    "flusher_of",
     "matching_rule",
     "padding",
     "parse_test",
     "require_products",
     "rule_tile",
+    "timer_of",
     "verified",
 ]
 
@@ -231,6 +235,41 @@ def arch_of_cpu() -> str:
     from tilewright.device import cpu_device
 
     return cpu_device().arch
+
+
+def arch_of(spec: Any) -> str:
+    """The arch of the device that an op's operands lie on; this CPU's in an older revision."""
+    try:
+        from tilewright.ops.contract import spec_arch
+    except ImportError:
+        return arch_of_cpu()
+    return spec_arch(spec)
+
+
+def timer_of(device: Any) -> Callable[[Callable[[], Any], int], float]:
+    """What times back-to-back launches on a torch device: (launch, launches) -> microseconds.
+
+    On a GPU a call returns before its work is done, so the GPU's own events are read there.
+    """
+    if device.type == "cpu":
+        return _time_on_cpu
+    from tilewright.measure import EventClock
+
+    return EventClock(device.index).time_us
+
+
+def _time_on_cpu(launch: Callable[[], Any], launches: int) -> float:
+    start = time.perf_counter_ns()
+    for _ in range(launches):
+        launch()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
+def flusher_of(device: Any) -> Callable[[], Any]:
+    """What empties the caches of a torch device."""
+    from tilewright.measure import CpuFlusher, GpuFlusher
+
+    return CpuFlusher() if device.type == "cpu" else GpuFlusher(device)
 
 
 def padding() -> Any:
