@@ -57,6 +57,10 @@ INTEGER = [
     ("v_mul_i32_i24_e32 v0, v1, v2", (0x00FFFFFF, 5), 0xFFFFFFFB),
     ("v_add_nc_u32_e64 v0, v1, v2 clamp", (0xFFFFFFFF, 2), 0xFFFFFFFF),
     ("v_sub_nc_u32_e64 v0, v1, v2 clamp", (1, 2), 0),
+    ("v_mad_u32_u16 v0, v1, v2, v3", (0xABCDFFFF, 0xFFFF, 2), 0xFFFE0003),
+    ("v_mad_i32_i16 v0, v1, v2, v3", (0xFFFF, 5, 2), 0xFFFFFFFD),
+    ("v_cvt_u32_u16_e32 v0, v1", (0xABCD1234,), 0x1234),
+    ("v_cvt_i32_i16_e32 v0, v1", (0x1234FFFF,), 0xFFFFFFFF),
     ("v_pack_b32_f16 v0, v1, v2", (0xAAAA1111, 0xBBBB2222), 0x22221111),
     ("v_pack_b32_f16 v0, v1, v2 op_sel:[1,0,0]", (0xAAAA1111, 0xBBBB2222), 0x2222AAAA),
     ("v_cvt_pk_u16_u32 v0, v1, v2", (0x12345, 7), 0x0007FFFF),
@@ -90,6 +94,8 @@ FLOAT = [
     ("v_rsq_f32_e32 v0, v1", "f32", (4.0,), 0.5),
     ("v_rndne_f32_e32 v0, v1", "f32", (2.5,), 2.0),
     ("v_fract_f32_e32 v0, v1", "f32", (-1.25,), 0.75),
+    ("v_frexp_mant_f32_e32 v0, v1", "f32", (-12.0,), -0.75),
+    ("v_maximum3_f32 v0, v1, v2, v3", "f32", (1.0, np.nan, 2.0), np.nan),
     ("v_ldexp_f32 v0, v1, 3", "f32", (1.5,), 12.0),
     ("v_fmaak_f32 v0, v1, v2, 0x40000000", "f32", (3.0, 5.0), 17.0),
     ("v_fmamk_f32 v0, v1, 0x40000000, v2", "f32", (3.0, 5.0), 11.0),
@@ -161,6 +167,8 @@ def test_results_of_16_bits_keep_the_upper_half_from_rdna3_on_and_clear_it_on_gf
 def test_halves_may_be_named():
     wave = execute("v_add_f16_e32 v0.h, v1.l, v1.h", v={0: 0x1234, 1: 0x40003C00})
     assert wave.v[0, 0] == 0x42001234
+    wave = execute("v_cndmask_b16 v0.l, 0x7fff, v1.h, vcc_lo", v={0: 0, 1: 0x40003C00}, s={VCC: 2})
+    assert wave.v[0, :2].tolist() == [0x7FFF, 0x4000]
 
 
 # (instruction, v1, v2, right), pairs of float16: (low, high)
@@ -423,7 +431,7 @@ REFUSED = [
     ("v_bogus_b32 v0, v1", "'v_bogus_b32' in 'v_bogus_b32 v0, v1': unknown instruction"),
     ("s_getpc_b64 s[0:1]", "unknown instruction"),
     ("v_add_f32_e32 v0, v1, src_bogus", "operand 'src_bogus' is not known"),
-    ("v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[12:15], v[0:7]", "unknown instruction"),
+    ("v_swmmac_f32_16x16x32_f16 v[0:7], v[8:11], v[12:19], v20", "unknown instruction"),
     ("v_mfma_f32_32x32x4f16 a[0:31], v[0:1], v[2:3], 0", "several blocks"),
     ("buffer_load_dword v1, s[4:7], 0 offen lds", "straight to LDS"),
     ("v_add_nc_u16 v0, v1", "1 sources, expected 2"),

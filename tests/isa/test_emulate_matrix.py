@@ -87,3 +87,56 @@ def test_mfma_multiplies_matrices_as_they_lie_in_lanes(arch, name, size, k, kind
     found = wave.v[256 : 256 + count].view(np.float32)
     assert (found == (a @ b + c)[rows, lane % size]).all()
     assert lanes_of(arch) == 64
+
+
+INTEGER_UNITS = [
+    ("gfx1151", "v_wmma_i32_16x16x16_iu8", 16, 16, 4),
+    ("gfx1201", "v_wmma_i32_16x16x16_iu8", 16, 16, 2),
+    ("gfx90a", "v_mfma_i32_32x32x8i8", 32, 8, 1),
+    ("gfx942", "v_mfma_i32_16x16x32_i8", 16, 32, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "size", "k", "registers"), INTEGER_UNITS, ids=[u[0] for u in INTEGER_UNITS]
+)
+def test_8_bit_integers_multiply_exactly(arch, name, size, k, registers):
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-128, 128, (size, k)), rng.integers(-128, 128, (k, size))
+    lane = np.arange(lanes_of(arch))
+    j = np.arange(4 * registers)[:, None]
+    at_k = j + 0 * lane if arch == "gfx1151" else 4 * registers * (lane // size) + j
+
+    def words(values):
+        raw = values.astype(np.int8).view(np.uint8).reshape(registers, 4, -1)
+        return (raw.astype(np.uint32) << (8 * np.arange(4, dtype=np.uint32)[:, None])).sum(
+            1, dtype=np.uint32
+        )
+
+    v = {100 + n: w for n, w in enumerate(words(a[lane % size, at_k]))}
+    v |= {110 + n: w for n, w in enumerate(words(b[at_k, lane % size]))}
+    count = size * size // lanes_of(arch)
+    signs = " neg_lo:[1,1,0]" if "iu8" in name else ""
+
+    def pair(at):
+        return f"v{at}" if registers == 1 else f"v[{at}:{at + registers - 1}]"
+
+    text = f"{name} v[0:{count - 1}], {pair(100)}, {pair(110)}, 7{signs}"
+    found = execute(text, arch=arch, v=v).v[:count].view(np.int32)
+    r = np.arange(count)[:, None]
+    rows = {
+        "gfx1151": 2 * r + lane // 16,
+        "gfx1201": 8 * (lane // 16) + r,
+        "gfx90a": 8 * (r // 4) + 4 * (lane // 32) + r % 4,
+        "gfx942": 4 * (lane // 16) + r,
+    }[arch]
+    assert (found == (a @ b + 7)[rows, lane % size]).all()
+
+
+def test_unsigned_8_bit_integers_are_the_default_of_wmma():
+    text = "v_wmma_i32_16x16x16_iu8 v[0:7], v[8:9], v[10:11], 0"
+    v = {8: 0xFFFFFFFF, 9: 0xFFFFFFFF, 10: 0x01010101, 11: 0x01010101}
+    assert (execute(text, arch="gfx1201", v=v).v[:8] == 16 * 255).all()
+    assert (
+        execute(text + " neg_lo:[1,0,0]", arch="gfx1201", v=v).v[:8].view(np.int32) == -16
+    ).all()

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from tilewright.errors import GateError, UnsupportedError
+from tilewright.isa.emulate_matrix import compile_matrix
 from tilewright.isa.emulate_memory import compile_memory
 from tilewright.isa.emulate_packed import compile_packed
 from tilewright.isa.emulate_scalar import compile_scalar
@@ -155,7 +156,8 @@ def compile_instruction(ins: Instruction, program: KernelText) -> Step:
         return lambda w: _BARRIER
     found: Step | None = None
     if name.startswith("v_"):
-        found = compile_packed(ins, lanes) if ins.second is None else None
+        if ins.second is None:
+            found = compile_matrix(ins, lanes) or compile_packed(ins, lanes)
         found = found or compile_vector(ins, lanes, legacy=program.arch.startswith("gfx9"))
     else:
         found = compile_scalar(ins, program.labels) or compile_memory(ins, lanes)

@@ -134,8 +134,9 @@ def _ldexp(a: Array, n: Array) -> Array:
     return np.ldexp(a.astype(_F64), n).astype(a.dtype)
 
 
-def _exponent(a: Array) -> Array:
-    return a.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)
+def _frexp_exponent(a: Array) -> Array:
+    exponent = np.where(np.isfinite(a), np.frexp(a)[1], 0)
+    return exponent.astype(np.int16 if a.dtype == np.float16 else np.int32)
 
 
 def _div_fixup(q: Array, d: Array, n: Array) -> Array:
@@ -198,6 +199,7 @@ def _floats() -> dict[str, Operation]:
         unary = {
             "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rndne": np.rint,
             "fract": lambda a: a - np.floor(a),
+            "frexp_mant": lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a),
             "rcp": _by_double(lambda a: 1.0 / a), "rsq": _by_double(lambda a: 1.0 / np.sqrt(a)),
             "rcp_iflag": _by_double(lambda a: 1.0 / a),
             "sqrt": _by_double(np.sqrt), "exp": _by_double(np.exp2), "log": _by_double(np.log2),
@@ -219,12 +221,18 @@ def _floats() -> dict[str, Operation]:
             "maxmin": lambda a, b, c: _fmin(_fmax(a, b), c),
             "minmax": lambda a, b, c: _fmax(_fmin(a, b), c),
         }  # fmt: skip
+        ternary |= {
+            "maximum3": lambda a, b, c: np.maximum(np.maximum(a, b), c),
+            "minimum3": lambda a, b, c: np.minimum(np.minimum(a, b), c),
+        }
         for name in ("max3", "min3", "med3"):
             ternary[f"{name}_num"] = ternary[name]
         groups: tuple[dict[str, Any], ...] = (unary, binary, ternary)
         for count, group in enumerate(groups, 1):
             found |= {f"v_{n}_{t}": (t, (t,) * count, f) for n, f in group.items()}
-        found[f"v_ldexp_{t}"] = (t, (t, "i16" if t == "f16" else "i32"), _ldexp)
+        whole = "i16" if t == "f16" else "i32"
+        found[f"v_frexp_exp_{whole}_{t}"] = (whole, (t,), _frexp_exponent)
+        found[f"v_ldexp_{t}"] = (t, (t, whole), _ldexp)
     for kind in ("f16", "bf16"):
         found[f"v_dot2_f32_{kind}"] = ("f32", ("u32", "u32", "f32"), _dot2(kind))
     return found
@@ -240,7 +248,10 @@ def _conversions() -> dict[str, Operation]:
     def cast(name: str) -> Callable[[Array], Array]:
         return lambda a: a.astype(types[name])
 
-    pairs = "f16<f32 f32<f16 f64<f32 f32<f64 f32<u32 f32<i32 f64<u32 f64<i32 f16<u16 f16<i16"
+    pairs = (
+        "f16<f32 f32<f16 f64<f32 f32<f64 f32<u32 f32<i32 f64<u32 f64<i32 f16<u16 f16<i16 u32<u16"
+        " i32<i16"
+    )
     for pair in pairs.split():
         to, _, source = pair.partition("<")
         found[f"v_cvt_{to}_{source}"] = (to, (source,), cast(to))
@@ -341,14 +352,23 @@ def _narrow_and_wide() -> dict[str, Operation]:
         "xor_b16": np.bitwise_xor, "min_u16": np.minimum, "max_u16": np.maximum,
         "lshlrev_b16": lambda n, a: a << s4(n), "lshrrev_b16": lambda n, a: a >> s4(n),
     }  # fmt: skip
+    signed = ("i16",)
     short |= {"add_nc_u16": short["add_u16"], "sub_nc_u16": short["sub_u16"]}
     found: dict[str, Operation] = {f"v_{n}": ("u16", h * 2, f) for n, f in short.items()}
     found |= {
         "v_mov_b16": ("u16", h, np.copy), "v_not_b16": ("u16", h, np.invert),
         "v_mad_u16": ("u16", h * 3, lambda a, b, c: a * b + c),
-        "v_ashrrev_i16": ("i16", ("i16",) * 2, lambda n, a: a >> (n & np.int16(15))),
-        "v_min_i16": ("i16", ("i16",) * 2, np.minimum),
-        "v_max_i16": ("i16", ("i16",) * 2, np.maximum),
+        "v_ashrrev_i16": ("i16", signed * 2, lambda n, a: a >> (n & np.int16(15))),
+        "v_min_i16": ("i16", signed * 2, np.minimum),
+        "v_max_i16": ("i16", signed * 2, np.maximum),
+        "v_add_i16": ("i16", signed * 2, np.add), "v_sub_i16": ("i16", signed * 2, np.subtract),
+        "v_add_nc_i16": ("i16", signed * 2, np.add),
+        "v_sub_nc_i16": ("i16", signed * 2, np.subtract),
+        "v_mad_i16": ("i16", signed * 3, lambda a, b, c: a * b + c),
+        "v_mad_u32_u16": ("u32", ("u16", "u16", "u32"), lambda a, b, c: _u32(a) * _u32(b) + c),
+        "v_mad_i32_i16": (
+            "i32", ("i16", "i16", "i32"), lambda a, b, c: a.astype(np.int32) * b + c
+        ),
         "v_mov_b64": ("u64", q, np.copy),
         "v_lshlrev_b64": ("u64", ("u32", "u64"), lambda n, a: a << s6(n).astype(np.uint64)),
         "v_lshrrev_b64": ("u64", ("u32", "u64"), lambda n, a: a >> s6(n).astype(np.uint64)),
@@ -358,7 +378,17 @@ def _narrow_and_wide() -> dict[str, Operation]:
         ),
         "v_add_nc_u64": ("u64", q * 2, np.add), "v_sub_nc_u64": ("u64", q * 2, np.subtract),
     }  # fmt: skip
+    for t, dtype in (("u16", h), ("i16", signed)):
+        for name, two in (("min", np.minimum), ("max", np.maximum)):
+            found[f"v_{name}3_{t}"] = (
+                t, dtype * 3, lambda a, b, c, two=two: two(two(a, b), c)
+            )  # fmt: skip
+        found[f"v_med3_{t}"] = (t, dtype * 3, _median)
     return found
+
+
+def _u32(a: Array) -> Array:
+    return a.astype(np.uint32)
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.isa.emulate_arith import OPERATIONS
 from tilewright.isa.emulate_operands import Array, reader, writer
 from tilewright.isa.emulate_state import Wave
 from tilewright.isa.emulate_text import Instruction
@@ -106,6 +107,14 @@ def _other_half(ins: Instruction, lanes: int) -> Run:
     return lambda w: write(w, w.v[source][swapped])
 
 
+def _scalar_function(ins: Instruction, lanes: int) -> Run:
+    """v_s_rcp_f32 and its like: the vector unit's function of one scalar."""
+    kind, function = OPERATIONS[ins.mnemonic.replace("v_s_", "v_", 1)][1:]
+    read, target = reader(ins, ins.operands[1], kind[0], lanes), ins.operands[0].index
+    word = np.uint16 if kind[0] == "f16" else np.uint32
+    return lambda w: w.set(target, int(function(read(w)).view(word)[0]))
+
+
 def _copy(ins: Instruction, lanes: int) -> Run:
     read, write = reader(ins, ins.operands[1], "u32", lanes), writer(ins, ins.operands[0], "u32")
     return lambda w: write(w, read(w).copy())
@@ -133,5 +142,10 @@ LANE_MOVES: dict[str, Any] = {
     "v_accvgpr_write_b32": _copy,
     "v_accvgpr_mov_b32": _copy,
     "v_swap_b32": _swap,
+    **{
+        f"v_s_{name}_{kind}": _scalar_function
+        for name in ("exp", "log", "rcp", "rsq", "sqrt")
+        for kind in ("f16", "f32")
+    },
 }
 """Mnemonic -> (instruction, lanes) -> its function."""

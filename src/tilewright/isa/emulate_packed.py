@@ -1,35 +1,18 @@
-"""Packed and mixed-precision vector instructions, and matrix multiplications.
+"""Packed and mixed-precision vector instructions.
 
 Packed (VOP3P) operations do one thing to both halves of their registers; op_sel and op_sel_hi pick
 the halves that the low and the high result read, neg_lo and neg_hi flip their signs.
-
-Matrix instructions multiply in float64 and round once to float32. The hardware adds the products in
-float32 in an order of its own, so low bits may differ from a chip's. Where an element lies, for
-A [M, K], B [K, N] and D [M, N] of one wave:
-
-::
-
-    MFMA, and WMMA on gfx12    A, B   lane l, element j:   row or column l % M, k = e (l / M) + j
-                                      with e elements a lane
-    WMMA on gfx11              A, B   lane l, element j:   row or column l % 16, k = j
-                                      (lanes 16 .. 31 must repeat lanes 0 .. 15)
-    MFMA                       D      lane l, register r:  n = l % N,
-                                      m = 4 (64 / N) (r / 4) + 4 (l / N) + r % 4
-    WMMA on gfx11              D      lane l, register r:  n = l % 16, m = 2 r + l / 16
-    WMMA on gfx12              D      lane l, register r:  n = l % 16, m = 8 (l / 16) + r
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import GateError
 from tilewright.isa.emulate_arith import OPERATIONS, fma, join_halves
-from tilewright.isa.emulate_operands import Array, Reader, raw_reader, reader, writer
+from tilewright.isa.emulate_operands import Array, Reader, reader, writer
 from tilewright.isa.emulate_state import Wave
 from tilewright.isa.emulate_text import Instruction, Operand
 
@@ -42,14 +25,11 @@ _PACKED = {
     "minimum_f16", "maximum_f16", "add_u16", "sub_u16", "mul_lo_u16", "mad_u16", "min_u16",
     "max_u16", "min_i16", "max_i16", "lshlrev_b16", "lshrrev_b16", "ashrrev_i16",
 }  # fmt: skip
-_MFMA = re.compile(r"v_mfma_f32_(\d+)x(\d+)x(\d+)_?(f16|bf16_1k|bf16|f32|xf32)$")
 
 
 def compile_packed(ins: Instruction, lanes: int) -> Run | None:
-    """The function of one packed, mixed or matrix instruction; None if it is none of them."""
+    """The function of one packed or mixed instruction; None if it is none of them."""
     name = ins.mnemonic.removesuffix("_e64").removesuffix("_e32")
-    if name.startswith(("v_wmma_", "v_mfma_")):
-        return _matrix(ins, lanes)
     if name.startswith(("v_fma_mix", "v_mad_mix")):
         return _mix(ins, name, lanes)
     if name in ("v_dot2_f32_f16", "v_dot2_f32_bf16"):
@@ -195,87 +175,3 @@ def _dot2(ins: Instruction, name: str, lanes: int) -> Run:
         write(w, total.astype(np.float32))
 
     return run
-
-
-def _elements(ins: Instruction, op: Operand, kind: str, lanes: int) -> Callable[[Wave], Array]:
-    """A matrix operand's registers as float64 [elements a lane, lanes]."""
-    if op.kind != "v":
-        raise ins.refuse(f"a matrix in {op.text!r}")
-    first, last = op.index, op.index + op.count
-
-    def read(w: Wave) -> Array:
-        words = w.v[first:last]
-        if kind == "f32":
-            return words.view(np.float32).astype(np.float64)
-        if kind == "xf32":  # 19 bits: the mantissa is rounded to 10
-            cut = (words + np.uint32(0xFFF) + (words >> np.uint32(13) & np.uint32(1))) & ~np.uint32(
-                0x1FFF
-            )
-            return cut.view(np.float32).astype(np.float64)
-        halves = np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], axis=1)
-        halves = halves.reshape(-1, words.shape[1]).astype(np.uint16)
-        if kind == "f16":
-            return halves.view(np.float16).astype(np.float64)
-        return _bfloat(halves).astype(np.float64)
-
-    return read
-
-
-def _matrix(ins: Instruction, lanes: int) -> Run | None:
-    target, a, b, c = ins.operands
-    lane = np.arange(lanes)
-    if match := _MFMA.match(ins.mnemonic):
-        m, n, k = (int(x) for x in match.group(1, 2, 3))
-        kind = match.group(4).removesuffix("_1k")
-        per_lane = a.count * (1 if kind in ("f32", "xf32") else 2)
-        if per_lane * lanes != m * k or m != n or target.count * lanes != m * n:
-            raise ins.refuse("this form multiplies several blocks at once")
-        if int(ins.modifiers.get("cbsz", "0")) or int(ins.modifiers.get("blgp", "0")):
-            raise ins.refuse("broadcast modifiers")
-        at_k = per_lane * (lane // m) + np.arange(per_lane)[:, None]
-        r = np.arange(target.count)[:, None]
-        at_m = 4 * (lanes // n) * (r // 4) + 4 * (lane // n) + r % 4
-        repeats = False
-    elif match := re.match(r"v_wmma_f32_16x16x16_(f16|bf16)(_w32)?$", ins.mnemonic):
-        if lanes != 32:
-            raise ins.refuse("waves of 64 lanes")
-        m = n = k = 16
-        kind = match.group(1)
-        repeats = a.count == 8  # gfx11
-        per_lane = 2 * a.count
-        at_k = np.arange(per_lane)[:, None] + per_lane * (lane // 16) * (not repeats)
-        r = np.arange(8)[:, None]
-        at_m = 2 * r + lane // 16 if repeats else 8 * (lane // 16) + r
-    else:
-        return None
-    if any(name in ins.modifiers for name in ("neg_lo", "neg_hi", "op_sel", "neg", "abid")):
-        raise ins.refuse("modifiers of a matrix operand")
-    row = np.broadcast_to(lane % m, at_k.shape)
-    column = np.broadcast_to(lane % n, at_m.shape)
-    at_k = np.broadcast_to(at_k, row.shape)
-    read_a, read_b = (_elements(ins, op, kind, lanes) for op in (a, b))
-    first = target.index
-    start = raw_reader(ins, c, 32, lanes) if c.kind != "v" else None
-
-    def read_c(w: Wave) -> Array:
-        words = w.v[c.index : c.index + c.count] if start is None else start(w)
-        return words.view(np.float32).astype(np.float64)
-
-    def run(w: Wave) -> None:
-        if not w.full and repeats:
-            raise GateError("v_wmma with lanes switched off: its result is undefined")
-        left, right = np.empty((m, k)), np.empty((n, k))
-        x, y = read_a(w), read_b(w)
-        if repeats and not all(_same_halves(w, op) for op in (a, b)):
-            raise GateError("v_wmma on gfx11 needs lanes 16 .. 31 to repeat lanes 0 .. 15")
-        left[row, at_k], right[row, at_k] = x, y
-        product = left @ right.T
-        out = (product[at_m, column] + read_c(w)).astype(np.float32).view(np.uint32)
-        w.v[first : first + out.shape[0]] = out
-
-    return run
-
-
-def _same_halves(w: Wave, op: Operand) -> bool:
-    words = w.v[op.index : op.index + op.count]
-    return bool((words[:, :16] == words[:, 16:]).all())

@@ -7,10 +7,10 @@ second result, where there is one, the scalar condition bit (scc).
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 
+from tilewright.isa.emulate_scalar_float import SCALAR_FLOATS, Result, to_float
 from tilewright.isa.emulate_state import Wave
 from tilewright.isa.emulate_text import EXEC, NULL, VCC, Instruction, Operand
 
@@ -37,17 +37,6 @@ def signed(value: int, bits: int = 32) -> int:
     """The lowest bits as a signed number."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
-
-
-def _float(bits: int) -> float:
-    return float(struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0])
-
-
-def _float_bits(value: float) -> int:
-    try:
-        return int(struct.unpack("<I", struct.pack("<f", value))[0])
-    except OverflowError:
-        return 0xFF800000 if value < 0 else 0x7F800000
 
 
 def scalar_reader(ins: Instruction, op: Operand, bits: int = 32) -> ScalarReader:
@@ -168,6 +157,8 @@ def _save_exec(ins: Instruction) -> Run:
         "and_not0": lambda s, e: ~s & e,
         "orn2": lambda s, e: s | ~e,
         "or_not1": lambda s, e: s | ~e,
+        "orn1": lambda s, e: ~s | e,
+        "or_not0": lambda s, e: ~s | e,
         "nand": lambda s, e: ~(s & e),
         "nor": lambda s, e: ~(s | e),
         "xnor": lambda s, e: ~(s ^ e),
@@ -215,16 +206,13 @@ def _compare(ins: Instruction) -> Run:
         constant = signed(int(ins.operands[1].value), 16)
         b = lambda w: constant  # noqa: E731
     order = _ORDER[how]
-    views: dict[str, Callable[[int], Any]] = {"i": signed, "u": int, "f": _float}
+    views: dict[str, Callable[[int], Any]] = {"i": signed, "u": int, "f": to_float}
     see = views[kind[0]]
 
     def run(w: Wave) -> None:
         w.scc = int(order(see(a(w)), see(b(w))))
 
     return run
-
-
-Result = tuple[int, bool | int | None]
 
 
 def _add(a: int, b: int) -> Result:
@@ -276,16 +264,6 @@ def _first_one(a: int) -> Result:
 
 def _leading(a: int) -> Result:
     return (32 - a.bit_length() if a else -1), None
-
-
-def _to_int(low: int, high: int) -> Callable[[int], Result]:
-    def convert(a: int) -> Result:
-        value = _float(a)
-        if math.isnan(value):
-            return 0, None
-        return int(max(low, min(high, value))), None
-
-    return convert
 
 
 def _tables() -> dict[str, tuple[int, tuple[int, ...], Callable[..., Result]]]:
@@ -343,9 +321,6 @@ def _tables() -> dict[str, tuple[int, tuple[int, ...], Callable[..., Result]]]:
         "pack_lh_b32_b16": lambda a, b: (a & 0xFFFF | b >> 16 << 16, None),
         "pack_hh_b32_b16": lambda a, b: (a >> 16 | b >> 16 << 16, None),
         "pack_hl_b32_b16": lambda a, b: (a >> 16 | (b & 0xFFFF) << 16, None),
-        "add_f32": lambda a, b: (_float_bits(_float(a) + _float(b)), None),
-        "sub_f32": lambda a, b: (_float_bits(_float(a) - _float(b)), None),
-        "mul_f32": lambda a, b: (_float_bits(_float(a) * _float(b)), None),
     }  # fmt: skip
     for n in (1, 2, 3, 4):
         two[f"lshl{n}_add_u32"] = lambda a, b, n=n: ((a << n) + b, (a << n) + b >> 32 != 0)
@@ -356,9 +331,6 @@ def _tables() -> dict[str, tuple[int, tuple[int, ...], Callable[..., Result]]]:
         "sext_i32_i16": lambda a: (signed(a, 16), None),
         "movk_i32": lambda a: (signed(a, 16), None),
         "flbit_i32_b32": _leading, "clz_i32_u32": _leading,
-        "cvt_f32_u32": lambda a: (_float_bits(float(a)), None),
-        "cvt_f32_i32": lambda a: (_float_bits(float(signed(a))), None),
-        "cvt_u32_f32": _to_int(0, 2**32 - 1), "cvt_i32_f32": _to_int(-(2**31), 2**31 - 1),
     }  # fmt: skip
     found |= {f"s_{name}": (32, (32,), f) for name, f in one.items()}
 
@@ -382,6 +354,13 @@ def _tables() -> dict[str, tuple[int, tuple[int, ...], Callable[..., Result]]]:
     return found
 
 
-_TABLE = _tables()
-_ON_ITSELF = {"s_addk_i32", "s_addk_co_i32", "s_mulk_i32", "s_bitset0_b32", "s_bitset1_b32"}
+_TABLE = _tables() | SCALAR_FLOATS
+_ON_ITSELF = {
+    "s_addk_i32",
+    "s_addk_co_i32",
+    "s_mulk_i32",
+    "s_bitset0_b32",
+    "s_bitset1_b32",
+    "s_fmac_f32",
+}
 _WITH_CARRY = {"s_addc_u32", "s_add_co_ci_u32", "s_subb_u32", "s_sub_co_ci_u32"}

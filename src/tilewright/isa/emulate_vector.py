@@ -179,7 +179,7 @@ def _select(ins: Instruction, kind: str, lanes: int) -> Reader:
     """v_cndmask: the second source where the mask is set."""
     parts = [ins.modifiers.get(f"src{n}_sel", "") for n in range(2)]
     a, b = (
-        reader(ins, op, "u32", lanes, selected=parts[n]) for n, op in enumerate(ins.operands[1:3])
+        reader(ins, op, kind, lanes, selected=parts[n]) for n, op in enumerate(ins.operands[1:3])
     )
     mask = mask_reader(ins, ins.operands[3] if len(ins.operands) > 3 else _VCC, lanes)
     return lambda w: np.where(mask(w), b(w), a(w))
