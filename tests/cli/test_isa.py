@@ -14,8 +14,10 @@ from click.testing import CliRunner
 
 import tilewright
 from isa.compiling import HAS_TRITON, NO_TRITON, run_python
+from report.isa_data import kernel
 from tilewright.cli.isa import isa_command
 from tilewright.cli.main import cli
+from tilewright.isa.survey import Entry
 from user_specs import write_spec
 
 MAIN = "import sys; from tilewright.cli.main import main; sys.argv[0] = 'tilewright'; main()"
@@ -125,18 +127,18 @@ def test_an_op_that_launches_no_kernel_says_so(tmp_path: Path) -> None:
     assert "nothing was launched: only Triton and Gluon kernels are compiled" in done.stderr
 
 
-SHALLOW = """
+DEEP = """
 import dataclasses as _dataclasses
-_deep = TRITON_SPACE.default
+_given = TRITON_SPACE.default
 TRITON_SPACE = _dataclasses.replace(
-    TRITON_SPACE, default=lambda problem: _deep(problem).replace(num_stages=1)
+    TRITON_SPACE, default=lambda problem: _given(problem).replace(num_stages=3)
 )
 """
 
 
 @needs_triton
 def test_two_revisions_side_by_side(tmp_path: Path) -> None:
-    """The working tree's default has one stage: loads are no longer ahead of the loop."""
+    """The default of the working tree loads three steps ahead; that of the commit does not."""
     source, top = Path(tilewright.__file__).parent, tmp_path / "repo"
     shutil.copytree(
         source, top / "src" / "tilewright", ignore=shutil.ignore_patterns("__pycache__")
@@ -149,7 +151,7 @@ def test_two_revisions_side_by_side(tmp_path: Path) -> None:
     ):
         subprocess.run(["git", "-C", str(top), *words], check=True)
     space = top / "src" / "tilewright" / "ops" / "w4a16" / "triton_space.py"
-    space.write_text(space.read_text() + SHALLOW)
+    space.write_text(space.read_text() + DEEP)
     done = isa(
         "--op", "w4a16", "--arch", "gfx1151", "--tile", "triton(block_m=64, block_k=32)",
         "--shape", "256,256", "--rev", "HEAD", "--rev", ".", "--repo", str(top), "-o", "json",
@@ -158,8 +160,8 @@ def test_two_revisions_side_by_side(tmp_path: Path) -> None:
     a, b = json.loads(done.stdout)["results"]
     assert a["revision"].startswith("HEAD (")
     assert b["revision"] == ". (working tree)"
-    assert "num_stages=1" not in a["tile"]
-    assert "num_stages=1" in b["tile"]
+    assert "num_stages=3" not in a["tile"]
+    assert "num_stages=3" in b["tile"]
     assert a["kernels"][0]["counts"] != b["kernels"][0]["counts"]
 
 
@@ -227,6 +229,16 @@ def test_usage_errors(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(cli, ["isa", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_serialized_wgmma_exits_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "ptxas info : (C7515) Potential Performance Loss: wgmma.mma_async are serialized"
+    bad = kernel("sm_90", warnings=(line,), failures=(line,))
+    entries = [Entry("sm_90", "t(a=1)", "", (kernel("sm_90"),)), Entry("sm_90", "t", "", (bad,))]
+    monkeypatch.setattr("tilewright.isa.survey.survey", lambda *_, **__: entries)
+    result = CliRunner().invoke(cli, ["isa", "--op", "w4a16", "--arch", "sm_90"])
+    assert result.exit_code == 3, result.output
+    assert f"  FAILED _gemm: {line}" in result.stdout
 
 
 DOC = (Path(__file__).parents[2] / "docs" / "isa.md").read_text(encoding="utf-8")

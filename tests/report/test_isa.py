@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from report.isa_data import kernel
 from tilewright.isa.count import FORMS, KINDS
-from tilewright.isa.figures import LABEL, Figures
-from tilewright.isa.resources import Resources
+from tilewright.isa.figures import LABEL
 from tilewright.isa.survey import Entry
 from tilewright.report.isa import isa_json, isa_tables
 from tilewright.report.render import to_markdown
 
 TITLE = "w4a16 uint4 float16 g=128 M=512 N=4096 K=4096"
-
-
-def kernel(arch: str = "gfx1151", name: str = "_gemm", **resources: Any) -> dict[str, Any]:
-    counts = {"total": 20, **{key: i for i, key in enumerate((*KINDS, *FORMS))}}
-    taken = {
-        "vgprs": 96, "agprs": None, "sgprs": 34, "spills": 0, "scratch_bytes": 0,
-        "lds_bytes": 8192, "programs": 16, "waves": 16.0, **resources,
-    }  # fmt: skip
-    return Figures(
-        name, arch, "triton 3.7.1", ".LBB0_4", counts, "v_wmma_f32_16x16x16_f16", 64, 4.69, 10.0,
-        Resources(**taken),
-    ).as_dict()  # fmt: skip
 
 
 def entry(arch: str = "gfx1151", tile: str = "t(a=1)", *kernels: dict[str, Any]) -> Entry:

@@ -45,9 +45,12 @@ def sass(cubin: bytes) -> str:
     with tempfile.TemporaryDirectory(prefix="tilewright-isa-") as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        done = subprocess.run(
-            [tool, "-c", str(file)], capture_output=True, text=True, timeout=_TIME_LIMIT_S
-        )
+        try:
+            done = subprocess.run(
+                [tool, "-c", str(file)], capture_output=True, text=True, timeout=_TIME_LIMIT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UnsupportedError(f"nvdisasm does not run: {error}") from error
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise UnsupportedError(f"nvdisasm fails: {said[-1] if said else done.returncode}")

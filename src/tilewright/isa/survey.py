@@ -120,13 +120,16 @@ def survey_revision(revision: Revision, arguments: Sequence[str]) -> list[Entry]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(revision.source), before]))
-    done = subprocess.run(
-        [revision.python, "-P", "-m", "tilewright", "isa", *arguments, "-o", "json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_TIME_LIMIT_S,
-    )
+    try:
+        done = subprocess.run(
+            [revision.python, "-P", "-m", "tilewright", "isa", *arguments, "-o", "json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TilewrightError(f"revision {revision.title}: {error}") from error
     try:
         rows = json.loads(done.stdout)["results"]
         return [
