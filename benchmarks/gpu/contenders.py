@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from operands import Weight
 from tilewright.device import arch_of
 from tilewright.tiles.tile import Tile
 
-__all__ = ["CONTENDERS", "Unserved", "build", "copies_of", "words_weight"]
+__all__ = ["CONTENDERS", "Unserved", "build", "copies_of", "weight_copy", "words_weight"]
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
@@ -185,7 +186,27 @@ def build(name: str, weight: Weight, dtype: torch.dtype, tile: Tile | None = Non
 
 def copies_of(contender: Any, count: int) -> list[Any]:
     """`count` contenders with weights of their own, the first of them `contender` itself."""
-    return [contender, *(copy.deepcopy(contender) for _ in range(count - 1))]
+    return [contender, *(_another(contender) for _ in range(count - 1))]
+
+
+def _another(contender: Any) -> Any:
+    """The same contender in memory of its own."""
+    if not isinstance(contender, Tilewright | PortableTriton):
+        return copy.deepcopy(contender)
+    other = copy.copy(contender)
+    other.weight = weight_copy(contender.weight)
+    return other
+
+
+def weight_copy(packed: Any) -> Any:
+    """A packed weight in memory of its own, without what launchers keep about the old memory."""
+    own = {
+        # Strides are part of the layout, so clone() must keep them.
+        field.name: value.clone(memory_format=torch.preserve_format)
+        for field in fields(packed)
+        if isinstance(value := getattr(packed, field.name), torch.Tensor)
+    }
+    return replace(packed, **own)  # fields that are no arguments are made anew
 
 
 def _chosen(weight: Any, x: torch.Tensor, op: str) -> str:
@@ -226,8 +247,6 @@ def _packed(weight: Weight, dtype: torch.dtype, tile: Tile | None) -> Any:
 
 def words_weight(weight: Weight, dtype: torch.dtype) -> Any:
     """Words in the order that the portable kernels like best on this maker's chips."""
-    from dataclasses import replace
-
     from tilewright.layout.triton import pack_w4_words
 
     order = "k8" if torch.version.hip is not None else "k32"

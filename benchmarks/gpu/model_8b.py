@@ -16,7 +16,6 @@ A sample is the time of one forward pass over the prompt that gives the first to
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import statistics
 import sys
@@ -113,7 +112,7 @@ class Model:
         self, shape: Mapping[str, Any], family: str, dtype: str, seed: int, device: str
     ) -> None:
         import torch
-        from contenders import words_weight
+        from contenders import weight_copy, words_weight
         from operands import DTYPES, draw_weight
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -145,7 +144,8 @@ class Model:
                 else:
                     made[n, k] = pack_w4_for(weight.host, self.arch, act_dtype=kind)
                 del weight
-            own = copy.deepcopy(made[n, k])  # every layer reads memory of its own
+            template = made[n, k]  # every layer reads memory of its own
+            own = template.clone() if family == "dense" else weight_copy(template)
             if family == "dense":
                 linear = torch.nn.Linear(k, n, bias=False, device="meta")
                 linear.weight = torch.nn.Parameter(own, requires_grad=False)

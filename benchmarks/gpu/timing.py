@@ -192,6 +192,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Blocks of all arms with one state of the cache."""
     graphs: dict[str, _Captured] = {}
+    failed: dict[str, str] = {}
     rights: dict[str, torch.Tensor] = {}
     launches = 1 if cache == "cold" else _ROTATION
     for name, dtype in ready:
@@ -203,16 +204,16 @@ def _measure(
             graphs[arm] = capture(calls)
             error, _ = graphs[arm].errors(right)
         except Exception as error_:
-            record["failed"][arm] = _reason(error_)
+            failed[arm] = _reason(error_)
             graphs.pop(arm, None)
             continue
         if error > WRONG:
-            record["failed"][arm] = f"relative error {error:.3g} in the {cache} graph: not timed"
+            failed[arm] = f"relative error {error:.3g} in the {cache} graph: not timed"
             del graphs[arm]
             continue
         rights[arm] = right
     if len(graphs) < 2:
-        return {"blocks": [], "note": "fewer than two arms left to compare"}
+        return {"blocks": [], "failed": failed, "note": "fewer than two arms left to compare"}
     baseline, *others = graphs
     blocks: list[Block] = []
     journal.begin(case.id, "", f"time {cache}")
@@ -242,6 +243,7 @@ def _measure(
         taken.append(row)
     return {
         "baseline": baseline,
+        "failed": failed,
         "launches_a_graph": launches,
         "settings": next(iter(found.values())).settings,
         "judgements": {arm: comparison.to_dict()["judgement"] for arm, comparison in found.items()},

@@ -65,7 +65,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
     parser.add_argument("--stall", type=float, default=120, help="seconds without news: a hang")
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1),
+    parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1),
                         help="processes of the cases that are checked and not timed")  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     parser.add_argument("--name", default="w4a16", help="of the result file, after the date")
@@ -247,7 +247,11 @@ def _show(record: dict[str, Any]) -> None:
         ]
         error = row["error"]
         cells.append(f"{arm} {' '.join(times)} ({'inf' if error is None else f'{error:.1e}'})")
-    cells += [f"{arm} FAILED: {why[:80]}" for arm, why in record["failed"].items()]
+    failed = dict(record["failed"])
+    for cache in ("cold", "rotating"):
+        failed |= {f"{arm} {cache}": why for arm, why in record.get(cache, {}).get(
+            "failed", {}).items()}  # fmt: skip
+    cells += [f"{arm} FAILED: {why[:80]}" for arm, why in failed.items()]
     print(f"{record['id']}: {' | '.join(cells)}", flush=True)
 
 
