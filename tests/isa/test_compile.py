@@ -29,6 +29,7 @@ JOBS = {
     "one group": Job("gfx1151", SQUARE, group=-1),
     "ragged": Job("gfx1151", SQUARE, m=33, n=97, k=200, group=-1),
     "default": Job("gfx1151"),
+    "sm_90 float32": Job("sm_90", dtype="float32"),
     "large": Job("sm_90", "triton(block_m=256, block_n=512, block_k=64, num_warps=4)"),
 }
 UNITS = {
@@ -42,7 +43,13 @@ def found() -> Mapping[str, dict[str, Any]]:
     return run_jobs(JOBS)
 
 
-@pytest.mark.parametrize("name", [name for name in JOBS if name != "large"])
+def test_numbers_of_32_bits_are_none_of_the_hopper_kernels(
+    found: Mapping[str, dict[str, Any]],
+) -> None:
+    assert found["sm_90 float32"]["tile"].startswith("triton(")
+
+
+@pytest.mark.parametrize("name", [n for n in JOBS if n not in ("large", "sm_90 float32")])
 def test_it_compiles_and_a_loop_that_multiplies_is_found(
     found: Mapping[str, dict[str, Any]], name: str
 ) -> None:
@@ -86,6 +93,10 @@ def test_a_tile_against_a_rule_is_an_entry_with_its_reason(
 
 PROBLEM = Problem("w4a16", "gfx1151", "float16", "uint4", "float", 16, 128, 256, 128)
 TILE = Tile.of("triton", block_m=16)
+AMD = Tile.of(
+    "amd", block_m=64, block_n=64, block_k=64, num_warps=4, warps_m=1, num_stages=2,
+    x_path="shared",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -96,8 +107,10 @@ TILE = Tile.of("triton", block_m=16)
         ("mmq", {}, TILE, UnsupportedError, "op is 'mmq'; only w4a16 has kernels for GPUs"),
         ("w4a16", {}, Tile.of("panel"), TileError, "algorithm is 'panel'; the kernels for GPUs"),
         ("w4a16", {}, TILE, TileError, "w4a16/triton triton has the fields"),
+        ("w4a16", {}, Tile.of("hopper"), TileError, "written for the matrix units of sm_90, not"),
+        ("w4a16", {"arch": "sm_80"}, AMD, TileError, "breaks rule 'amd: chips'"),
     ],
-    ids=["arch", "cpu", "op", "algorithm", "fields"],
+    ids=["arch", "cpu", "op", "algorithm", "fields", "hopper", "amd"],
 )
 def test_what_cannot_be_compiled_is_refused(
     op: str, problem: dict[str, Any], tile: Tile, error: type[Exception], message: str

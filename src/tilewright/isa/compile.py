@@ -18,7 +18,7 @@ import torch
 from tilewright.errors import TileError, TilewrightError, UnsupportedError
 from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
 from tilewright.layout.hopper import HopperW4
-from tilewright.layout.pack import pack_w4_for
+from tilewright.layout.pack import family_of, pack_w4_for
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.contract import DTYPES, Case, OpSpec
 from tilewright.ops.cross import Compiled, check_arch, cross_compile, target_units
@@ -60,11 +60,16 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
             "compiled through its spec"
         )
     space, family = _family_of(tile)
+    if family is HopperW4 and family_of(problem.arch) != "hopper":
+        raise TileError(
+            f"tile {tile}: its kernel is written for the matrix units of sm_90, not of "
+            f"{problem.arch}; {', '.join(gpu.space_of(WordsW4).fields)} serve other chips"
+        )
     space.check(tile, problem)
     kernel = gpu._kernel(tile.algorithm)
     m, n, k = problem.M, problem.N, problem.K
     x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
-    weight = _weight(problem, family)
+    weight = _weight(dataclasses.replace(problem, M=1), family)
 
     def launch() -> None:
         floats, counters = 0, 0
@@ -82,6 +87,8 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
 def space_for(op: str | OpSpec, arch: str, tile: Tile | None = None) -> TileSpace | None:
     """The space that a tile belongs to; without a tile, that of the arch's own layout family.
 
+    None for a user's op that has no space.
+
     Raises:
         TileError: no space of the op has the tile's algorithm.
     """
@@ -89,19 +96,23 @@ def space_for(op: str | OpSpec, arch: str, tile: Tile | None = None) -> TileSpac
         return None if op.space is None else op.space()
     if tile is not None:
         return _family_of(tile)[0]
-    return gpu.space_of(HopperW4 if arch == "sm_90" else WordsW4)
+    return gpu.space_of(HopperW4 if family_of(arch) == "hopper" else WordsW4)
 
 
 def default_tile(op: str | OpSpec, problem: Problem) -> Tile:
-    """The tile that the op's space gives the problem where no table names one.
+    """The tile that the op gives a problem of that arch where no table names one.
 
     Raises:
         UnsupportedError: a user's op without a tile space.
     """
-    space = space_for(op, problem.arch)
-    if space is None:
-        raise UnsupportedError("the op has no tile space, so it has no tile to compile")
-    return space.default(problem)
+    if isinstance(op, OpSpec):
+        if op.space is None:
+            raise UnsupportedError(
+                f"op {op.name} has no tile space, so there is no tile to compile; give its spec one"
+            )
+        return op.space().default(problem)
+    hopper = family_of(problem.arch, DTYPES[problem.act_dtype]) == "hopper"
+    return gpu.space_of(HopperW4 if hopper else WordsW4).default(problem)
 
 
 def _family_of(tile: Tile) -> tuple[TileSpace, type]:

@@ -12,7 +12,8 @@ no list of arguments is written down twice. Meta tensors count as aligned to 16 
 spanning 2 GB where they do.
 
 Triton's file cache is neither read nor written. A kernel of a process that interprets
-(TRITON_INTERPRET=1) cannot be compiled in it.
+(TRITON_INTERPRET=1) cannot be compiled in it. While something is compiled no other thread may
+launch a kernel: Triton's driver is one for all of them, and is replaced for the time.
 """
 
 from __future__ import annotations
