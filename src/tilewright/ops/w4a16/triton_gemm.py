@@ -57,22 +57,23 @@ from tilewright.ops.w4a16.triton_parts import (
 )
 from tilewright.tiles.tile import Tile
 
-__all__ = ["INTERPRETED", "launch_w4a16", "weight_arguments"]
+__all__ = ["INTERPRETED", "launch_shares", "launch_w4a16", "weight_arguments"]
 
 
 @triton.jit
 def _w4a16_kernel(
-    x_ptr, q_ptr, s_ptr, z_ptr, b_ptr, y_ptr,
+    x_ptr, q_ptr, s_ptr, z_ptr, b_ptr, y_ptr, p_ptr,
     M, N, K,
     stride_xm, stride_xk, stride_qn, stride_qk, stride_sn, stride_sg, stride_zn, stride_zg,
     stride_ym, stride_yn,
     GROUP: tl.constexpr, ZEROS: tl.constexpr, SCALES: tl.constexpr, WORDS: tl.constexpr,
     HAS_BIAS: tl.constexpr, DEQUANT: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr,
+    FAULT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of y. GROUP is 0 when one group is all of K; ZEROS is "none", "bytes", "packed";
-    SCALES "one", or "two" where a load takes the scales of two rows."""
+    """One tile of y, or of one share of it. GROUP is 0 when one group is all of K; ZEROS is "none",
+    "bytes" or "packed"; SCALES "one", or "two" where a load takes the scales of two rows."""
     # Which tile: bands of GROUP_M rows of tiles, column after column: x and w stay in the cache.
     pid = tl.program_id(0)
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -135,12 +136,19 @@ def _w4a16_kernel(
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if FAULT == "no-start":  # sums are added to what y holds
         acc += to_float32(tl.load(y_ptrs, mask=mask_y, other=0.0), INTERPRET)
+    start_k = 0
     end_k = K
     if FAULT == "k-tail":
         end_k = K // BLOCK_K * BLOCK_K
+    if SPLIT > 1:
+        share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+        start_k = tl.program_id(1) * share
+        end_k = tl.minimum(start_k + share, K)
+        x_ptrs += start_k * stride_xk
+        q_ptrs += start_k // 8 * stride_qk
     WORD_K: tl.constexpr = 8 if WORDS == "k8" else 32
 
-    for k in range(0, end_k, BLOCK_K):
+    for k in range(start_k, end_k, BLOCK_K):
         if EVEN_K:
             x = tl.load(x_ptrs)
             q = tl.load(q_ptrs)
@@ -181,6 +189,11 @@ def _w4a16_kernel(
         else:
             acc = tl.dot(w, x, acc, input_precision="ieee")
 
+    if SPLIT > 1:
+        row_p = (tl.program_id(1) * M + offs_m).to(tl.int64) * N
+        p_ptrs = p_ptr + tl.expand_dims(row_p, AXIS) + tl.expand_dims(offs_n, 1 - AXIS)
+        tl.store(p_ptrs, acc, mask=mask_y)
+        return
     if HAS_BIAS:
         bias = tl.load(b_ptr + row_n)
         acc += tl.expand_dims(to_float32(bias, INTERPRET), 1 - AXIS)
@@ -219,21 +232,45 @@ def launch_w4a16(
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
+    launch_shares(x, weight, bias, y, None, tile, order=tile.order, dequant=tile.dequant)
+
+
+def launch_shares(
+    x: torch.Tensor,
+    weight: WordsW4,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    partials: torch.Tensor | None,
+    tile: Tile,
+    *,
+    order: str,
+    dequant: str,
+) -> None:
+    """Write x @ W.T + bias to y; or its parts to `partials`, in as many shares of K as it has rows.
+
+    Args:
+        partials: float32 [shares, M, N], contiguous; None to write y.
+        tile: its blocks, warps and stages are used; group_m where it has one.
+        order, dequant: as of a "triton" tile.
+    """
     check_device(x)
     m, k = x.shape
-    arguments = weight_arguments(weight, x.dtype, tile.dequant, target_arch(x.device))
-    grid = (triton.cdiv(m, tile.block_m) * triton.cdiv(weight.N, tile.block_n),)
+    arguments = weight_arguments(weight, x.dtype, dequant, target_arch(x.device))
+    shares = 1 if partials is None else len(partials)
+    fields = tile.as_dict()
+    grid = (triton.cdiv(m, tile.block_m) * triton.cdiv(weight.N, tile.block_n), shares)
     _w4a16_kernel[grid](
         x, weight.words, weight.scales, weight.words if weight.zeros is None else weight.zeros,
-        weight.scales if bias is None else bias, y,
+        weight.scales if bias is None else bias, y, weight.scales if partials is None else partials,
         m, weight.N, k,
         *x.stride(), *weight_strides(weight), *y.stride(),
         **arguments,
-        HAS_BIAS=bias is not None, DEQUANT=tile.dequant, ORDER=tile.order,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, GROUP_M=tile.group_m,
+        HAS_BIAS=bias is not None, DEQUANT="packed" if dequant == "asm" else dequant, ORDER=order,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        GROUP_M=fields.get("group_m", 8), SPLIT=shares,
         EVEN_K=k % max(tile.block_k, 32) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight_tensors(weight))),
-        INTERPRET=INTERPRETED, FAULT=tile.as_dict().get("planted", ""),
+        INTERPRET=INTERPRETED, FAULT=fields.get("planted", ""),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 

@@ -1,29 +1,32 @@
-"""W4A16 for a few rows of x in portable Triton: every weight is read once, and K is split.
+"""W4A16 for few rows of x in portable Triton: every weight is read once, and K is split.
 
 ::
 
     y[m, n] = sum_k x[m, k] * s[n, k // G] * (q[n, k] - z[n, k // G]) + bias[n]
 
 Decoding reads far more weights than it multiplies; what counts is how many loads are in flight.
-The grid is (tiles of N) x (SPLIT shares of K). A program walks its share in steps of BLOCK_K and
-keeps one sum a row of x, a row of w and a word: no reduction, no exchange within the loop::
+The grid is (tiles of y) x (split_k shares of K). With split_k > 1 sums go to `partials` [split_k,
+M, N] float32, and a second kernel adds the shares in their order, so that two launches agree bit
+for bit; no atomics, no counters. A share without a step of K writes zeros.
+
+block_m >= 16   the kernel of `triton_gemm`, weights as the left operand of its dot.
+block_m < 16    no matrix units. A program walks its share in steps of BLOCK_K and keeps one sum a
+                row of x, a row of w and a word: no reduction, no exchange within the loop::
 
     q [BLOCK_N, BLOCK_K / 8]  -> 4 pairs of codes q - z, exact in float16, then float32
     part += (q - z) * x       BLOCK_M tensors [BLOCK_N, BLOCK_K / 8] float32
     acc  += part * s          once a step: a step lies in one group
 
-Weights are not rounded at all. At the end each acc is summed over the words. With SPLIT > 1 it goes
-to `partials` [SPLIT, M, N] float32, and a second kernel adds the shares in their order, so that two
-launches agree bit for bit; no atomics, no counters. A share without a step of K writes zeros.
-
-Every row of x has sums of its own, so M is at most BLOCK_M, and BLOCK_M x BLOCK_N x BLOCK_K / 8
-sums live in registers. Rows of x past M repeat the last one.
+There weights are not rounded at all. At the end each acc is summed over the words. Every row of x
+has sums of its own, so M is at most BLOCK_M, and BLOCK_M x BLOCK_N x BLOCK_K / 8 sums live in
+registers. Rows of x past M repeat the last one.
 
 FAULT is as in `triton_gemm`.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+# mypy: disable-error-code="no-untyped-def, assignment"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there. Its tuples
+# grow.
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ from tilewright.ops.w4a16.triton_gemm import (
     INTERPRETED,
     asm_of,
     check_device,
+    launch_shares,
     spans_wide,
     weight_arguments,
     weight_strides,
@@ -51,6 +55,7 @@ from tilewright.ops.w4a16.triton_parts import (
     halves,
     to_float32,
 )
+from tilewright.ops.w4a16.triton_space import LEAST_DOT
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_w4a16_skinny", "workspace_skinny"]
@@ -235,7 +240,8 @@ def launch_w4a16_skinny(
     """Write x @ W.T + bias to y. Neither chooses, allocates nor checks a rule.
 
     Args:
-        x: [M, K], 1 <= M <= tile.block_m, any strides, columns in the weight's order.
+        x: [M, K], any strides, columns in the weight's order; M at most tile.block_m, if that is
+            less than 16.
         weight: on the device of x.
         bias: [N] of any floating dtype, contiguous.
         y: [M, N] of the dtype of x, any strides.
@@ -246,29 +252,43 @@ def launch_w4a16_skinny(
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
     check_device(x)
-    m, k = x.shape
-    n = weight.N
+    m, n = x.shape[0], weight.N
+    partials = None
+    if tile.split_k > 1:
+        partials = workspace.partials[: tile.split_k * m * n].view(tile.split_k, m, n)
+    if tile.block_m >= LEAST_DOT:
+        dequant = "scalar" if x.dtype == torch.float32 else "asm"
+        launch_shares(x, weight, bias, y, partials, tile, order="wx", dequant=dequant)
+    else:
+        _launch_sums(x, weight, bias, y, partials, tile)
+    if partials is not None:
+        _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
+            partials, weight.scales if bias is None else bias, y, m, n, *y.stride(),
+            SPLIT=tile.split_k, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED,
+            FAULT=tile.as_dict().get("planted", ""), num_warps=2,
+        )  # fmt: skip
+
+
+def _launch_sums(
+    x: torch.Tensor,
+    weight: WordsW4,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    partials: torch.Tensor | None,
+    tile: Tile,
+) -> None:
+    k = x.shape[1]
     arguments = weight_arguments(weight, x.dtype, "packed", "")
-    fault = tile.as_dict().get("planted", "")
-    b = weight.scales if bias is None else bias
-    split = tile.split_k > 1
-    partials = workspace.partials if split else weight.scales
-    _w4a16_skinny_kernel[(triton.cdiv(n, tile.block_n), tile.split_k)](
+    _w4a16_skinny_kernel[(triton.cdiv(weight.N, tile.block_n), tile.split_k)](
         x, weight.words, weight.scales, weight.words if weight.zeros is None else weight.zeros,
-        b, y, partials,
-        m, n, k,
+        weight.scales if bias is None else bias, y, weight.scales if partials is None else partials,
+        x.shape[0], weight.N, k,
         *x.stride(), *weight_strides(weight), *y.stride(),
         GROUP=arguments["GROUP"], ZEROS=arguments["ZEROS"], WORDS=arguments["WORDS"],
         ASM=asm_of(target_arch(x.device), torch.float16), HAS_BIAS=bias is not None,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLIT=tile.split_k,
         X_PAIRS=_in_pairs(x), EVEN_K=k % max(tile.block_k, 32) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight_tensors(weight))),
-        INTERPRET=INTERPRETED, FAULT=fault,
+        INTERPRET=INTERPRETED, FAULT=tile.as_dict().get("planted", ""),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-    if split:
-        _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
-            partials, b, y, m, n, *y.stride(),
-            SPLIT=tile.split_k, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED,
-            FAULT=fault, num_warps=2,
-        )  # fmt: skip

@@ -6,7 +6,8 @@
     kernel's docstring says.
 
 "skinny" (`triton_skinny`)
-    M up to block_m, block_n columns a program, K in steps of block_k, in `split_k` shares.
+    block_m x block_n outputs, K in steps of block_k, in `split_k` shares. Below a block_m of 16 it
+    does without matrix units, and M is at most block_m.
 
 "amd" (`amd_gemm`)
     Fields and rules of its own in `amd_space`.
@@ -17,7 +18,7 @@ what the compiler does allot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tilewright.device import INTERPRETER
 from tilewright.ops.cross import warp_size
@@ -26,7 +27,15 @@ from tilewright.ops.w4a16.amd_space import AMD_FIELDS, AMD_RULES
 from tilewright.ops.w4a16.triton_planted import PLANTED
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["INTERPRETER", "TRITON_SPACE", "smem_bytes", "smem_limit_bytes", "warp_size"]
+__all__ = [
+    "INTERPRETER",
+    "LEAST_DOT",
+    "TRITON_SPACE",
+    "amd_registers",
+    "smem_bytes",
+    "smem_limit_bytes",
+    "warp_size",
+]
 
 _KIB = 1024
 _SMEM_LIMITS = {
@@ -45,9 +54,15 @@ _SMEM_LIMITS = {
     "sm_121": 99 * _KIB,
 }
 _SMEM_UNKNOWN = 48 * _KIB  # what every GPU of the last ten years grants
+LEAST_DOT = 16
+"""Rows of a "skinny" tile from which on matrix units multiply."""
+
 _ACCUMULATORS = 128  # of a thread's 255 or 256 registers
 _SUMS = 64  # of "skinny", which holds as many of one step beside them
 _NVIDIA_REGISTERS = 65536  # of one multiprocessor
+_AMD_REGISTERS = 256  # of a thread of RDNA
+_CDNA_OTHERS = 100  # that tiles of 16 warps needed beside what `amd_registers` counts
+_SERIALIZED = 8192  # weights a step; seen with Triton 3.6 and 3.7, fewer and more are fine
 
 
 def smem_limit_bytes(arch: str) -> int | None:
@@ -73,10 +88,47 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
     if problem.arch.startswith("gfx"):
         return int(w + max(1, tile.num_stages - 1) * x)
     ahead = tile.block_k * tile.block_n // 2 + 8 * tile.block_n
-    if tile.order == "wx" and problem.arch.startswith("sm_"):
-        w = 0
+    if tile.order == "wx" and tile.dequant != "scalar":
+        w //= 4
     loop = w + tile.num_stages * x + (tile.num_stages - 1) * ahead
-    return int(max(loop, tile.block_m * tile.block_n * size))
+    return int(max(loop, tile.block_m * tile.block_n * (4 if "split_k" in dict(tile) else size)))
+
+
+def amd_registers(tile: Tile, problem: Problem) -> int:
+    """About how many vector registers a "triton" tile takes of a thread on an AMD chip.
+
+    Sums, both operands of a step, and x on its way from memory for each step ahead, over the warps
+    as Triton spreads them. gfx11 holds operands twice, once in either half of a warp. With loads
+    ahead the compiler keeps all of that at once: of 57 tiles compiled for gfx1151 (Triton 3.7) it
+    spilled every one from 256 on and none below. Without, it loads operands piece by piece, and
+    spilled none below 500. Of 40 for gfx90a those of 16 warps spilled, the others did not.
+    """
+    lanes = warp_size(problem.arch)
+    unit = 16 if lanes == 32 or min(tile.block_m, tile.block_n) < 32 else 32
+    m = n = 1
+    while m * n < tile.num_warps:
+        wide = tile.block_m // (2 * unit) // m < tile.block_n // unit // n
+        if wide or m >= tile.block_m // unit:
+            n *= 2
+        else:
+            m *= 2
+    rows, columns = max(unit, tile.block_m // m), max(unit, tile.block_n // n)
+    words = 4 // (4 if problem.act_dtype == "float32" else 2)
+    copies = 2 if problem.arch.startswith("gfx11") else 1
+    operands = (rows + columns) * tile.block_k * copies // words // lanes
+    ahead = tile.block_m * tile.block_k // words // (tile.num_warps * lanes)
+    return int(rows * columns // lanes + operands + max(1, tile.num_stages - 1) * ahead)
+
+
+def _by_dots(tile: Tile, problem: Problem) -> Tile | None:
+    """The tile of the kernel that multiplies by tl.dot, in the fields of "triton"; None for one
+    that multiplies otherwise."""
+    if tile.algorithm == "triton":
+        return tile
+    if tile.algorithm != "skinny" or tile.block_m < LEAST_DOT:
+        return None
+    dequant = "scalar" if problem.act_dtype == "float32" else "packed"
+    return Tile.from_mapping({**tile.as_dict(), "order": "wx", "dequant": dequant})
 
 
 def _power_of_two(value: int, least: int) -> bool:
@@ -111,22 +163,43 @@ def _has_asm(tile: Tile, problem: Problem) -> bool:
 
 
 def _few_rows(tile: Tile, problem: Problem) -> bool:
-    return tile.algorithm != "skinny" or problem.M <= tile.block_m
+    return tile.algorithm != "skinny" or tile.block_m >= LEAST_DOT or problem.M <= tile.block_m
 
 
 def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
-    limit = smem_limit_bytes(problem.arch)
-    return tile.algorithm != "triton" or limit is None or smem_bytes(tile, problem) <= limit
+    limit, dots = smem_limit_bytes(problem.arch), _by_dots(tile, problem)
+    return limit is None or dots is None or smem_bytes(dots, problem) <= limit
 
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
     threads = tile.num_warps * warp_size(problem.arch)
     outputs = tile.block_m * tile.block_n
-    if tile.algorithm == "skinny":
-        return outputs * (tile.block_k // 8) <= _SUMS * threads
+    if _by_dots(tile, problem) is None:
+        sums = outputs * (tile.block_k // 8)
+        return tile.algorithm != "skinny" or bool(sums <= _SUMS * threads)
     if problem.arch.startswith("sm_") and 2 * outputs > _NVIDIA_REGISTERS:
         return False
-    return outputs <= _ACCUMULATORS * threads
+    return bool(outputs <= _ACCUMULATORS * threads)
+
+
+def _does_not_spill(tile: Tile, problem: Problem) -> bool:
+    dots = _by_dots(tile, problem)
+    if dots is None or not problem.arch.startswith("gfx"):
+        return True
+    if problem.arch.startswith("gfx9"):  # 512 a lane of a SIMD unit, shared by every fourth warp
+        most = 2 * _AMD_REGISTERS // max(1, tile.num_warps // 4) - _CDNA_OTHERS
+    else:
+        most = _AMD_REGISTERS * (2 if tile.num_stages == 1 else 1)
+    return amd_registers(dots, problem) < most
+
+
+def _pipelines(tile: Tile, problem: Problem) -> bool:
+    dots = _by_dots(tile, problem)
+    if dots is None or dots.order != "wx" or problem.arch != "sm_90":
+        return True
+    if tile.block_m < 64 or tile.block_n < 64 or tile.num_warps < 4:
+        return True  # bound by memory, or too small for wgmma
+    return bool(tile.block_n == 16 * tile.num_warps and tile.block_n * tile.block_k != _SERIALIZED)
 
 
 RULES = (
@@ -154,13 +227,26 @@ RULES = (
     ),
     Rule(
         "few rows",
-        "a skinny tile holds every row of x: M is at most its block_m",
+        "without matrix units a tile holds every row of x: M is at most a block_m below 16",
         _few_rows,
     ),
     Rule(
         "shared memory",
         "the tiles of x and w and the loads ahead must fit what one program may allot",
         _fits_shared_memory,
+    ),
+    Rule(
+        "one product after another",
+        "as the left operand on sm_90, each warp takes 16 rows of w; else, and for 8192 weights a "
+        "step, ptxas waits for every wgmma before the next (C7515)",
+        _pipelines,
+    ),
+    Rule(
+        "spills",
+        "on AMD's chips operands, sums and loads ahead must fit a thread's registers: 256 on RDNA, "
+        "where num_stages=1 loads operands piece by piece and twice as much fits; 512 on CDNA, 256 "
+        "with 8 warps, 128 with 16",
+        _does_not_spill,
     ),
     Rule(
         "registers",
@@ -171,47 +257,76 @@ RULES = (
 )
 
 
-def _skinny(problem: Problem) -> Tile:
-    """Enough programs to keep the memory of a large chip busy; nobody has tuned it."""
-    whole = problem.group in (-1, problem.K)
-    block_m = 1 if problem.M == 1 else 2 if problem.M == 2 else 4
-    block_k = next(k for k in (128, 64, 32, 16) if whole or problem.group % k == 0)
-    block_n = 32
-    tiles = -(-problem.N // block_n)
-    split = 1
-    while split < 8 and split * tiles < 512 and 4 * split * block_k <= problem.K:
+def _skinny(problem: Problem, steps: Sequence[int]) -> Tile:
+    """Shares enough to keep the memory of a large chip busy; nobody has tuned it."""
+    nvidia = problem.arch.startswith("sm_")
+    dots = problem.M > (1 if nvidia else 2)
+    block_m = next(m for m in (16, 32, 64) if problem.M <= m) if dots else problem.M
+    wide = nvidia and problem.act_dtype != "float32"
+    block_k = next(k for k in steps if k <= (128 if wide or not dots else 32))
+    tiles, split = -(-problem.N // 64), 1
+    while split < 16 and split * tiles < 512 and 4 * split * block_k <= problem.K:
         split *= 2
     return Tile.of(
-        "skinny", block_m=block_m, block_n=block_n, block_k=block_k, split_k=split, num_warps=4,
-        num_stages=2,
+        "skinny", block_m=block_m, block_n=64, block_k=block_k, split_k=split, num_warps=4,
+        num_stages=3 if nvidia else 2,
+    )  # fmt: skip
+
+
+# (block_m, block_n, block_k, num_warps, num_stages) for words of the order "k32".
+_HOPPER = (
+    (256, 128, 128, 8, 3), (128, 128, 128, 8, 3), (64, 128, 128, 8, 4),
+    (256, 64, 64, 4, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (32, 64, 64, 4, 4),
+    (16, 64, 64, 4, 4),
+    (256, 128, 32, 8, 4), (128, 128, 32, 8, 4), (64, 64, 32, 4, 4), (32, 64, 32, 4, 4),
+    (16, 64, 32, 4, 4),
+)  # fmt: skip
+_ENOUGH_TILES = 100  # that keep most of an H200's 132 multiprocessors busy
+
+
+def _hopper(problem: Problem, steps: Sequence[int]) -> Tile:
+    """The largest tile that is not mostly padding, and of which there are enough."""
+
+    def suits(block_m: int, block_n: int) -> bool:
+        tiles = -(-problem.M // block_m) * -(-problem.N // block_n)
+        few = block_m <= 64 and block_n == 64
+        return block_m < max(2 * problem.M, 17) and (few or tiles >= _ENOUGH_TILES)
+
+    block_m, block_n, block_k, num_warps, num_stages = next(
+        t for t in _HOPPER if t[2] in steps and suits(*t[:2])
+    )
+    return Tile.of(
+        "triton", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=num_warps,
+        num_stages=num_stages, group_m=4, order="wx", dequant="asm",
     )  # fmt: skip
 
 
 def _default(problem: Problem) -> Tile:
-    """Small enough for every chip; nobody has tuned it."""
+    """By what was measured on one H200 for sm_90; else small enough for every chip, and untuned."""
     whole = problem.group in (-1, problem.K)
-    if problem.M <= 4:
-        return _skinny(problem)
-    arch = problem.arch
-    nvidia = arch.startswith("sm_")
-    dequant = "scalar" if problem.act_dtype == "float32" else "packed"
-    if problem.act_dtype == "float16" and (nvidia or arch.startswith("gfx")):
-        dequant = "asm"
-    if problem.act_dtype == "bfloat16" and nvidia and int(arch[3:]) >= 90:
-        dequant = "asm"
-    wide = problem.M <= 32 and (whole or problem.group % 64 == 0)
-    block_m = 16 if problem.M <= 16 else 32 if problem.M <= 32 else 64
+    steps = [k for k in (128, 64, 32, 16) if whole or problem.group % k == 0]
+    if problem.M <= 32:
+        return _skinny(problem, steps)
+    arch, half = problem.arch, problem.act_dtype != "float32"
+    if arch == "sm_90" and half:
+        return _hopper(problem, steps)
+    probe = Tile.of("triton", dequant="asm")
+    known = arch.startswith(("sm_", "gfx")) and half and _has_asm(probe, problem)
+    dequant = "asm" if known else "packed" if half else "scalar"
+    # Loads ahead did not pay for float16 on gfx1151 as published, and did for bfloat16.
+    stages = 1 if arch.startswith("gfx") and problem.act_dtype == "float16" else 2
     return Tile.of(
-        "triton", block_m=block_m, block_n=64, block_k=64 if wide else 32, num_warps=4,
-        num_stages=2, group_m=8, order="wx" if nvidia else "xw", dequant=dequant,
+        "triton", block_m=64, block_n=64, block_k=32 if 32 in steps else 16, num_warps=4,
+        num_stages=stages, group_m=8, order="wx" if arch.startswith("sm_") else "xw",
+        dequant=dequant,
     )  # fmt: skip
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
-    if tile.algorithm == "skinny":  # it never has more rows than block_m
-        depths = (tile.block_k, tile.block_k * tile.split_k)
+    depths = (tile.block_k, tile.block_k * tile.as_dict().get("split_k", 1))
+    if tile.algorithm == "skinny" and tile.block_m < LEAST_DOT:  # never more rows than block_m
         return {"M": (max(1, tile.block_m // 2),), "N": (tile.block_n,), "K": depths}
-    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (tile.block_k,)}
+    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": depths}
 
 
 TRITON_SPACE = TileSpace(
@@ -228,7 +343,7 @@ TRITON_SPACE = TileSpace(
             "order": ("xw", "wx"),
         },
         "skinny": {
-            "block_m": (1, 2, 4, 8, 16),
+            "block_m": (1, 2, 4, 16, 32, 64, 128),
             "block_n": (16, 32, 64, 128),
             "block_k": (32, 64, 128, 256, 512),
             "split_k": (1, 2, 4, 8, 16),
