@@ -24,6 +24,7 @@ from tilewright.tune.tuner import Progress, Settings, log_path, tune
 from tune.toy_op import SPACE, Machine, ScriptedGate, loop, problem
 
 CHILD = Path(__file__).with_name("tuner_child.py")
+DEFAULT = loop(16, 1)
 BEST = loop(64, 2)
 
 
@@ -276,3 +277,45 @@ def test_a_tile_that_takes_the_tuner_down_three_times_is_not_tried_again(tmp_pat
     (found,) = report.problems
     assert found.rejected == {"lost": 1}
     assert BEST not in [tile for _, tile in gate.asked]
+
+
+@pytest.mark.parametrize("tile", [DEFAULT, BEST], ids=["the tile in use", "a candidate"])
+def test_ctrl_c_at_the_same_tile_again_and_again_is_not_held_against_it(
+    tmp_path: Path, tile: Tile
+) -> None:
+    def press(at: Tile) -> None:
+        if at == tile:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"resume": True, "problems": [problem(N=64)]}
+    for _ in range(4):
+        machine = fast()
+        report: TuneReport = run(
+            tmp_path, machine, ScriptedGate(machine, on_check=press), **options
+        )
+        assert report.exit_code == 130
+    (found,) = run(tmp_path, fast(), **options).problems
+    assert (found.status, found.winner, found.rejected) == ("improved", BEST, {})
+
+
+def test_ctrl_c_in_the_finals_again_and_again_is_not_held_against_the_finalists(
+    tmp_path: Path,
+) -> None:
+    options: dict[str, Any] = {"resume": True, "problems": [problem(N=64)]}
+    for _ in range(4):
+        machine = fast()
+        armed: list[bool] = []
+
+        def press(progress: Progress, armed: list[bool] = armed) -> None:
+            armed[:] = [True] if progress.kind == "finals" else armed
+
+        def cost(tile: Tile, armed: list[bool] = armed) -> float:
+            if armed:
+                raise KeyboardInterrupt
+            return 60.0 if tile == BEST else 100.0
+
+        machine.cost = cost
+        report: TuneReport = run(tmp_path, machine, on_event=press, **options)
+        assert report.exit_code == 130
+    (found,) = run(tmp_path, fast(), **options).problems
+    assert (found.status, found.winner, found.rejected) == ("improved", BEST, {})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -211,12 +212,22 @@ class ProblemRun:
             record.add("rejected", problem, tile, outcome=outcome.as_dict())
         else:
             record.add("started", problem, tile)
-            outcome = self._host.gate.check(problem, tile)
+            with self._leaving([tile]):
+                outcome = self._host.gate.check(problem, tile)
             kind = "passed" if outcome.passed else "rejected"
             record.add(kind, problem, tile, outcome=outcome.as_dict())
         self._candidate(tile, outcome)
         self._host.tell("passed" if outcome.passed else "rejected", str(tile))
         return outcome
+
+    @contextmanager
+    def _leaving(self, tiles: Sequence[Tile]) -> Iterator[None]:
+        """Note that it was Ctrl-C that ended the work on these tiles, and not one of them."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._host.record.add("left", self._problem, tiles=[tile.as_dict() for tile in tiles])
+            raise
 
     def _reject(self, tile: Tile, kind: str, reason: str) -> None:
         """A tile that had passed the gate turned out wrong."""
@@ -259,7 +270,8 @@ class ProblemRun:
         record, problem = self._host.record, self._problem
         names = [tile.as_dict() for tile in tiles]
         record.add("timing", problem, tiles=names)
-        blocks, interrupted = self._bench.run(self._baseline, tiles, rounds)
+        with self._leaving(tiles):
+            blocks, interrupted = self._bench.run(self._baseline, tiles, rounds)
         incumbent = str(self._baseline)
         for row in self._sound(tiles, [block.to_dict() for block in blocks]):
             record.add("sampled", problem, block=row, incumbent=incumbent, tiles=names)
@@ -341,7 +353,8 @@ class ProblemRun:
             self._host.tell("finals", f"finals of {len(finalists)} against the tile in use")
             self._host.record.add("timing", self._problem, tiles=names)
             try:
-                found = self._bench.finals(self._baseline, finalists)
+                with self._leaving(finalists):
+                    found = self._bench.finals(self._baseline, finalists)
             except LaunchFailed as failed:
                 self._launch_failed(failed)
                 finalists.remove(failed.tile)

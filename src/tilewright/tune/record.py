@@ -13,6 +13,7 @@ Events of one problem::
     timing     these tiles are about to run in the tuner's own process
     sampled    one round: microseconds of the incumbent and of each tile
     timed      the tuner survived the timing of these tiles
+    left       Ctrl-C ended the work on these tiles
     compared   finalists against the incumbent: Comparisons
     row        the verdict on the problem, with the table row that it gives
     done       a verdict that gives no row
@@ -156,6 +157,9 @@ class Memory:
         elif kind == "timed":
             for other in data["tiles"]:
                 self._answered(Tile.from_mapping(other))
+        elif kind == "left":
+            for other in data["tiles"]:
+                self._left(Tile.from_mapping(other))
         elif kind == "sampled":
             self.rounds.append(data)
         elif kind == "compared":
@@ -167,6 +171,12 @@ class Memory:
         self._pending[tile] = self._pending.get(tile, 0) + 1
         if self._pending[tile] >= _LOST_AFTER:
             self.lost.add(tile)
+
+    def _left(self, tile: Tile) -> None:
+        """It was not the tile that ended the work on it this time."""
+        self._pending[tile] = max(0, self._pending.get(tile, 0) - 1)
+        if self._pending[tile] < _LOST_AFTER:
+            self.lost.discard(tile)
 
     def _answered(self, tile: Tile) -> None:
         self._pending.pop(tile, None)
