@@ -26,11 +26,11 @@ programs: each leaves its sums in the workspace, and the last to arrive adds the
 Arrival is counted; no sum depends on it, and counters end as they began, at zero.
 
 Fields of a tile ("hopper_decode")
-    block_m   8, 16, 32: rows of x, at least M
-    block_n   16 to 128: rows of the weight
+    block_m   8 or 16: rows of x, at least M
+    block_n   16 to 64: rows of the weight
     warps_n   warps along block_n, each with 16 to 64 rows
-    warps_k   warps along K
-    unroll    1, 2, 4: blocks of 64 columns that a warp has in flight
+    warps_k   4, 8, 16: warps along K
+    unroll    1 or 2: blocks of 64 columns that a warp has in flight
     split_k   1, 2, 4, 8: programs along K
     x_load    "pairs": each lane loads just the columns that it multiplies, 4 bytes at a time.
               "vectors": 16 bytes at a time, which change lanes in shared memory

@@ -34,10 +34,10 @@ def _planted(
     split_k: int = 1,
 ) -> Planted:
     tile = Tile.of(
-        "hopper_decode", block_m=8, block_n=32, warps_n=1, warps_k=2, unroll=2, split_k=split_k,
+        "hopper_decode", block_m=8, block_n=32, warps_n=1, warps_k=4, unroll=2, split_k=split_k,
         x_load="pairs", planted=name,
     )  # fmt: skip
-    case = Case("w4a16", "uint4", "float16", m, 96, 512, group)
+    case = Case("w4a16", "uint4", "float16", m, 96, 1024, group)
     return Planted(tile, fault, why_faster, caught_by, _run, (case,))
 
 

@@ -2,6 +2,7 @@
 
 `tilewright.ops.w4a16.hopper_gemm` and `hopper_decode` say what their fields mean. Both read one
 packed weight (`tilewright.layout.hopper`), so a table may choose either for any number of rows.
+Rules leave out what cannot run, what spills, and what differs from another tile in nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ from tilewright.tiles.tile import Problem, Tile
 __all__ = ["HOPPER_SPACE", "decode_registers", "smem_bytes"]
 
 _BLOCK = 64  # rows and columns of a block of words
-_SMEM_LIMIT = 227 * 1024  # bytes that one program may allot
-_SMEM_OF_MULTIPROCESSOR = 228 * 1024
-_SMEM_RESERVED = 1024  # bytes that the system takes of it for each program
-_ACCUMULATORS = 32768  # of a program of "hopper": half of the register file
+_UNITS = 132  # multiprocessors of an H100 or H200: what defaults are made for
+_SMEM = 227 * 1024  # bytes that one program may allot
+_SMEM_OF_UNIT = 228 * 1024  # bytes of a multiprocessor, of which each program costs one KiB more
+_REGISTERS = 65536  # of a multiprocessor
+_THREAD_REGISTERS = 255
 _DECODE_WARPS = 16
-_DECODE_REGISTERS = 255
+_DECODE_ROWS = 16  # of x, up to which a default is a decode tile
+_PROGRAMS = 4  # of the decode kernel on a multiprocessor, beyond which K is not cut
 
 
-def _decode(tile: Tile) -> bool:
+def _is_decode(tile: Tile) -> bool:
     return bool(tile.algorithm == "hopper_decode")
+
+
+def _cut(size: int, piece: int) -> int:
+    return -(-size // piece)
 
 
 def smem_bytes(tile: Tile) -> int:
@@ -39,64 +46,87 @@ def smem_bytes(tile: Tile) -> int:
     return int(tile.num_stages * step + bm * bn * 2 + 1024)
 
 
-def decode_registers(tile: Tile, problem: Problem) -> int:
-    """Registers that a thread of "hopper_decode" needs, found by compiling for sm_90: the words and
-    x of two steps, and two sets of sums. A tile that stays within the limit does not spill."""
+def decode_registers(tile: Tile) -> int:
+    """About what a thread of "hopper_decode" holds at once: words and x of two steps ("vectors"
+    take x once more, as it was loaded), and two sets of sums. Found by compiling for sm_90; masks
+    at the ends of K and more than one group a step take up to 100 more."""
     rows = tile.block_n // (16 * tile.warps_n)
     columns = tile.block_m // 8
     words = 4 * rows * tile.unroll
-    x = 8 * columns * tile.unroll
-    sums = 4 * rows * columns
-    return int(2 * (words + x + sums))
+    x = (12 if tile.x_load == "vectors" else 8) * columns * tile.unroll
+    return int(2 * (words + x + 4 * rows * columns))
+
+
+def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
+    return problem.act_dtype in ("float16", "bfloat16")
 
 
 def _tile_size(tile: Tile, problem: Problem) -> bool:
-    return _decode(tile) or tile.block_n * tile.block_m <= _ACCUMULATORS
+    if _is_decode(tile):
+        return True
+    return tile.block_n * tile.block_m <= _REGISTERS // (2 if tile.ctas == 1 else 4 * tile.ctas)
 
 
 def _shared_memory(tile: Tile, problem: Problem) -> bool:
-    if _decode(tile):
+    if _is_decode(tile):
         return True
-    bytes_ = smem_bytes(tile)
-    each = bytes_ + _SMEM_RESERVED
-    return bytes_ <= _SMEM_LIMIT and tile.ctas * each <= _SMEM_OF_MULTIPROCESSOR
+    each = smem_bytes(tile)
+    return each <= _SMEM and tile.ctas * (each + 1024) <= _SMEM_OF_UNIT
+
+
+def _loads_ahead(tile: Tile, problem: Problem) -> bool:
+    return _is_decode(tile) or 256 <= tile.num_stages * tile.block_k <= 512
 
 
 def _rows(tile: Tile, problem: Problem) -> bool:
-    return not _decode(tile) or problem.M <= tile.block_m
+    return not _is_decode(tile) or problem.M <= tile.block_m
 
 
 def _idle_rows(tile: Tile, problem: Problem) -> bool:
-    least = 8 if _decode(tile) else 16
-    return tile.block_m < 2 * max(problem.M, least)
+    return bool(tile.block_m < 2 * max(problem.M, 8))
+
+
+def _small_tiles(tile: Tile, problem: Problem) -> bool:
+    return bool(tile.block_m >= min(128, problem.M // 4))
 
 
 def _warps(tile: Tile, problem: Problem) -> bool:
-    if not _decode(tile):
+    if not _is_decode(tile):
         return True
     rows = tile.block_n // tile.warps_n
     return 16 <= rows <= 64 and tile.warps_n * tile.warps_k <= _DECODE_WARPS
 
 
 def _registers(tile: Tile, problem: Problem) -> bool:
-    return not _decode(tile) or decode_registers(tile, problem) <= _DECODE_REGISTERS
+    if not _is_decode(tile):
+        return True
+    threads = 32 * tile.warps_n * tile.warps_k
+    return decode_registers(tile) <= min(_THREAD_REGISTERS, _REGISTERS // threads)
+
+
+def _columns(tile: Tile) -> int:
+    """Columns of K in a step."""
+    return int(_BLOCK * tile.unroll if _is_decode(tile) else tile.block_k)
 
 
 def _one_scale(tile: Tile, problem: Problem) -> bool:
     if problem.group in (-1, problem.K):
         return True
-    columns = _BLOCK * (tile.unroll if _decode(tile) else 1)
+    columns = _columns(tile)
     return problem.group % columns == 0 or columns % problem.group == 0
 
 
 def _parts(tile: Tile, problem: Problem) -> bool:
-    columns = _BLOCK * tile.unroll if _decode(tile) else tile.block_k
-    steps = -(-problem.K // columns)
-    return tile.split_k <= 1 or tile.split_k <= steps
+    return tile.split_k <= 1 or tile.split_k <= _cut(problem.K, _columns(tile))
 
 
-def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
-    return problem.act_dtype in ("float16", "bfloat16")
+def _few_programs(tile: Tile, problem: Problem) -> bool:
+    if tile.split_k <= 1:
+        return True
+    tiles = _cut(problem.N, tile.block_n)
+    if _is_decode(tile):
+        return tiles * tile.split_k < 2 * _PROGRAMS * _UNITS
+    return tiles * _cut(problem.M, tile.block_m) < _UNITS * tile.ctas
 
 
 RULES = (
@@ -105,18 +135,33 @@ RULES = (
         "tensor cores multiply the weights as float16 or bfloat16, as the activations are",
         _sixteen_bits,
     ),
-    Rule("tile size", "the sums of a tile take at most half of the register file", _tile_size),
+    Rule(
+        "tile size",
+        "the sums of a tile take at most half of the register file, a quarter in all where "
+        "programs share a multiprocessor",
+        _tile_size,
+    ),
     Rule(
         "shared memory",
         "the ring of loads and a tile of y must fit what one program may allot, and all programs "
         "of a multiprocessor what it has",
         _shared_memory,
     ),
+    Rule(
+        "loads ahead",
+        "fewer than 256 columns in flight leave wgmma waiting, more than 512 gain nothing",
+        _loads_ahead,
+    ),
     Rule("rows of x", "the decode kernel multiplies all rows of x in one program", _rows),
     Rule(
         "idle rows",
         "a tile of twice the rows that there are does twice the work for nothing",
         _idle_rows,
+    ),
+    Rule(
+        "small tiles",
+        "each tile of rows dequantizes the weight again, so many rows take tiles of 128",
+        _small_tiles,
     ),
     Rule(
         "warps",
@@ -126,7 +171,7 @@ RULES = (
     ),
     Rule(
         "registers",
-        "two steps of words and x and two sets of sums must fit the registers of a thread",
+        "two steps of words and x and two sets of sums must fit the registers that a thread gets",
         _registers,
     ),
     Rule(
@@ -135,67 +180,76 @@ RULES = (
         _one_scale,
     ),
     Rule("parts of K", "each part of K gets at least one step", _parts),
+    Rule(
+        "few programs",
+        "K is cut in parts only where whole tiles leave multiprocessors without enough to do",
+        _few_programs,
+    ),
 )
-
-_UNITS = 132  # multiprocessors of an H100 or H200: what defaults are made for
-_MOST_DECODE = 16  # rows of x up to which a default is a decode tile
-
-
-def _power_of_two(value: int, least: int, most: int) -> int:
-    """The smallest power of two that is at least `value`, within bounds."""
-    return min(max(1 << max(value - 1, 0).bit_length(), least), most)
 
 
 def _default_decode(problem: Problem) -> Tile:
-    """Programs enough to keep every multiprocessor's loads in flight, along the rows of the weight
-    where there are many, else along K as well."""
+    """Programs of 64 rows of the weight where there are enough of them; else of 32, with K cut."""
     whole = problem.group in (-1, problem.K)
-    unroll = 2 if whole or problem.group % 128 == 0 or 128 % problem.group == 0 else 1
-    steps = -(-problem.K // (_BLOCK * unroll))
-    block_m = 8 if problem.M <= 8 else 16
-    if -(-problem.N // 64) >= 2 * _UNITS:
+    coarse = whole or problem.group % 128 == 0
+    regular = (
+        coarse and problem.K % (4 * 2 * _BLOCK) == 0
+    )  # neither masks nor groups take registers
+    two_steps = coarse or 128 % problem.group == 0
+    few = problem.M <= 8
+    if _cut(problem.N, 64) >= 2 * _UNITS:
         return Tile.of(
-            "hopper_decode", block_m=block_m, block_n=64, warps_n=1,
-            warps_k=min(4, _power_of_two(steps, 1, 4)), unroll=unroll, split_k=1, x_load="pairs",
+            "hopper_decode", block_m=8 if few else 16, block_n=64, warps_n=1, warps_k=4,
+            unroll=2 if two_steps and (few or regular) else 1, split_k=1, x_load="pairs",
         )  # fmt: skip
-    warps_k = _power_of_two(steps, 1, 8)
-    programs = -(-problem.N // 32)
-    split_k = 1
-    while split_k < 8 and programs * split_k < 3 * _UNITS // 2 and (
-        2 * split_k * warps_k <= steps
-    ):  # fmt: skip
+    unroll = 2 if few and two_steps else 1
+    warps_k, split_k = 8, 1
+    tiles, steps = _cut(problem.N, 32), _cut(problem.K, _BLOCK * unroll)
+    while split_k < 8 and 2 * tiles * split_k <= 3 * _UNITS and 2 * split_k * warps_k <= steps:
         split_k *= 2
     return Tile.of(
-        "hopper_decode", block_m=block_m, block_n=32, warps_n=1, warps_k=warps_k, unroll=unroll,
-        split_k=split_k, x_load="vectors",
+        "hopper_decode", block_m=8 if few else 16, block_n=32, warps_n=1, warps_k=warps_k,
+        unroll=unroll, split_k=split_k, x_load="vectors",
     )  # fmt: skip
+
+
+def _fill(tiles: int) -> float:
+    """How much of the last round of `tiles` the multiprocessors are busy with."""
+    return tiles / (_cut(tiles, _UNITS) * _UNITS)
+
+
+def _prefill(block_n: int, block_m: int, stages: int, split_k: int, **other: int) -> Tile:
+    fields = {"block_k": 64, "ctas": 1, "group_m": 4, **other}
+    return Tile.of(
+        "hopper", block_n=block_n, block_m=block_m, num_stages=stages, split_k=split_k, **fields
+    )
 
 
 def _default_prefill(problem: Problem) -> Tile:
-    """Tiles as large as the rows of x fill, cut along K where they are few."""
-    block_m = _power_of_two(problem.M, 16, 256)
-    block_n = {256: 128, 128: 256}.get(block_m, 128)
-    tile = Tile.of(
-        "hopper", block_n=block_n, block_m=block_m, block_k=64, num_stages=6, ctas=1, group_m=4,
-        split_k=0,
-    )  # fmt: skip
-    while smem_bytes(tile) > _SMEM_LIMIT:
-        tile = tile.replace(num_stages=tile.num_stages - 1)
-    return tile
+    """The largest tiles that fill the multiprocessors; where none do, tiles cut along K."""
+    m, n = problem.M, problem.N
+    whole = problem.group in (-1, problem.K)
+    if m <= 64:
+        block_m = 32 if m <= 32 else 64
+        block_n = 64 if _cut(n, 128) * 2 <= _UNITS else 128
+        if whole or problem.group % 128 == 0 or 128 % problem.group == 0:
+            return _prefill(block_n, block_m, 3, 0, block_k=128, ctas=2)
+        return _prefill(block_n, block_m, 6, 0)
+    large = _cut(m, 256) * _cut(n, 128)
+    if m > 128 and (large >= 2 * _UNITS or _fill(large) >= 0.9):
+        return _prefill(128, 256, 4, 1 if _fill(large) >= 0.9 else 0)
+    return _prefill(128, 128, 6, 1 if _fill(_cut(m, 128) * _cut(n, 128)) >= 0.9 else 0)
 
 
 def _default(problem: Problem) -> Tile:
-    """What a problem gets that no table names."""
-    return (_default_decode if problem.M <= _MOST_DECODE else _default_prefill)(problem)
+    """What a problem gets that no table names: what measured well on an H200."""
+    return (_default_decode if problem.M <= _DECODE_ROWS else _default_prefill)(problem)
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
-    if _decode(tile):
-        step = _BLOCK * tile.unroll
-        k: tuple[int, ...] = (step, step * tile.warps_k * tile.split_k)
-    else:
-        k = (tile.block_k, tile.block_k * tile.num_stages)
-    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": k}
+    columns = _columns(tile)
+    along_k = tile.warps_k * tile.split_k if _is_decode(tile) else tile.num_stages
+    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (columns, columns * along_k)}
 
 
 HOPPER_SPACE = TileSpace(
@@ -207,15 +261,15 @@ HOPPER_SPACE = TileSpace(
             "block_k": (64, 128),
             "num_stages": (2, 3, 4, 5, 6),
             "ctas": (1, 2),
-            "group_m": (1, 4, 8),
-            "split_k": (0, 1, 2, 4, 8),
+            "group_m": (4, 8),
+            "split_k": (0, 1, 2, 4),
         },
         "hopper_decode": {
-            "block_m": (8, 16, 32),
-            "block_n": (16, 32, 64, 128),
-            "warps_n": (1, 2, 4),
-            "warps_k": (1, 2, 4, 8, 16),
-            "unroll": (1, 2, 4),
+            "block_m": (8, 16),
+            "block_n": (16, 32, 64),
+            "warps_n": (1, 2),
+            "warps_k": (4, 8, 16),
+            "unroll": (1, 2),
             "split_k": (1, 2, 4, 8),
             "x_load": ("pairs", "vectors"),
         },
