@@ -31,7 +31,7 @@ def test_every_rung_has_a_legal_tile_for_every_product(name: str) -> None:
             for m in product.m:
                 assert product.group is not None
                 problem = Problem(
-                    "w4a16_triton", "sm_90", product.dtype, product.type, "float", m, *product.shape,
+                    "w4a16", "sm_90", product.dtype, product.type, "float", m, *product.shape,
                     product.group,
                 )  # fmt: skip
                 TRITON_SPACE.check(rule.tile, problem)
