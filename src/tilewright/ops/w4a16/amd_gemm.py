@@ -137,23 +137,23 @@ def _w4a16_amd_kernel(
     in_band = pid % (_ROWS_OF_TILES * tiles_n)
     start_m = (band * _ROWS_OF_TILES + in_band % band_rows) * BLOCK_M
     start_n = in_band // band_rows * BLOCK_N
-    last_m = M - 1 - start_m
-    last_n = N - 1 - start_n
+    rows = M - start_m
+    columns = N - start_n
 
     x_ptr += start_m.to(gl.int64) * stride_xm
     q_ptr += start_n.to(gl.int64) * stride_qn
     s_ptr += start_n.to(gl.int64) * stride_sn
-    x_m = gl.minimum(gl.arange(0, BLOCK_M, gl.SliceLayout(1, XL)), last_m)
+    x_m = gl.minimum(gl.arange(0, BLOCK_M, gl.SliceLayout(1, XL)), rows - 1)
     x_k = gl.arange(0, BLOCK_K, gl.SliceLayout(0, XL))
     x_k = (x_k // 8 % SPLIT * (BLOCK_K // 8 // SPLIT) + x_k // 8 // SPLIT) * 8 + x_k % 8
     x_offs = x_m[:, None] * stride_xm + x_k[None, :] * stride_xk
-    q_n = gl.minimum(gl.arange(0, BLOCK_N, COLUMNS), last_n)
+    q_n = gl.minimum(gl.arange(0, BLOCK_N, COLUMNS), columns - 1)
     q_k = gl.arange(0, BLOCK_K // 8, gl.SliceLayout(1, WORDS))
     q_offs = q_k[:, None] * stride_qk + q_n[None, :] * stride_qn
     s_n = gl.arange(0, BLOCK_N, SCALES)
     if FAULT == "scale-row":
         s_n += 1
-    s_offs = gl.minimum(s_n, last_n) * stride_sn
+    s_offs = gl.minimum(s_n, columns - 1) * stride_sn
     z_offs = gl.full((BLOCK_N,), 8, gl.int32, COLUMNS)
     z_bit = (start_n + q_n) % 8 * 4
     if ZEROS == "bytes":
@@ -166,7 +166,7 @@ def _w4a16_amd_kernel(
     y_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, Y_LAYOUT))
     y_ptr += start_m.to(gl.int64) * stride_ym + start_n.to(gl.int64) * stride_yn
     y_offs = y_m[:, None] * stride_ym + y_n[None, :] * stride_yn
-    mask_y = (y_m <= last_m)[:, None] & (y_n <= last_n)[None, :]
+    mask_y = (y_m < rows)[:, None] & (y_n < columns)[None, :]
 
     if not DIRECT:
         shared = gl.allocate_shared_memory(dtype, [BLOCK_M, BLOCK_K], X_SHARED)
@@ -223,12 +223,12 @@ def _w4a16_amd_kernel(
             acc += step * scale_now.to(gl.float32)[None, :]
 
     if HAS_BIAS:
-        b_offs = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(0, ACC)), last_n)
+        b_offs = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(0, ACC)), columns - 1)
         acc += gl.amd.cdna3.buffer_load(b_ptr + start_n, b_offs).to(gl.float32)[None, :]
     if FAULT == "partial-rows":  # the last rows are no whole tile: skipped
-        mask_y = mask_y & (last_m >= BLOCK_M - 1)
+        mask_y = mask_y & (rows >= BLOCK_M)
     elif FAULT == "past-the-end":  # one row too many
-        mask_y = (y_m <= last_m + 1)[:, None] & (y_n <= last_n)[None, :]
+        mask_y = (y_m < rows + 1)[:, None] & (y_n < columns)[None, :]
     y = gl.convert_layout(acc.to(dtype), Y_LAYOUT)
     gl.amd.cdna3.buffer_store(y, y_ptr, y_offs, mask=mask_y)
 

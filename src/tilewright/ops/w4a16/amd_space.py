@@ -28,7 +28,6 @@ PADDING = 8
 """Elements of 2 bytes between two rows of x in shared memory."""
 
 _LDS_BYTES = 64 * 1024  # of one program on every chip that is served
-_HEADROOM = 32  # registers that the estimate may be short of: it is one of a compiler's choices
 
 AMD_FIELDS = {
     "amd": {
@@ -53,14 +52,24 @@ class AmdFamily:
         version: of the layout that Triton describes them by.
         warp_size: lanes of a warp.
         k_lanes: lanes that share a column of an operand and hold different k.
-        registers: vector registers that a thread may have.
+        budget: what `registers` may come to in a program of up to 4 warps: 7/8 of the 256 vector
+            registers that a thread of RDNA may have, 3/4 of the 512 of CDNA, since it estimates
+            what is a compiler's choice.
     """
 
     instruction: str
     version: int
     warp_size: int
     k_lanes: int
-    registers: int
+    budget: int
+
+    def budget_of(self, num_warps: int) -> int:
+        """The budget in a program of `num_warps` warps.
+
+        On CDNA those that share one of a compute unit's four SIMDs share its 512; RDNA has more
+        than a program of 8 warps can use.
+        """
+        return self.budget // max(1, num_warps // 4) if self.instruction == "mfma" else self.budget
 
     def k_width(self, block_k: int) -> int:
         """Consecutive k of a thread in an operand, as Triton's layouts understand it.
@@ -72,8 +81,8 @@ class AmdFamily:
         return 16 if self.instruction == "wmma1" else 8
 
 
-_GFX11 = AmdFamily("wmma1", 1, 32, 1, 256)
-_GFX12 = AmdFamily("wmma2", 2, 32, 2, 256)
+_GFX11 = AmdFamily("wmma1", 1, 32, 1, 224)
+_GFX12 = AmdFamily("wmma2", 2, 32, 2, 224)
 _FAMILIES = {
     "gfx1100": _GFX11,
     "gfx1101": _GFX11,
@@ -83,8 +92,8 @@ _FAMILIES = {
     "gfx1151": _GFX11,
     "gfx1200": _GFX12,
     "gfx1201": _GFX12,
-    "gfx90a": AmdFamily("mfma", 2, 64, 4, 512),
-    "gfx942": AmdFamily("mfma", 3, 64, 4, 512),
+    "gfx90a": AmdFamily("mfma", 2, 64, 4, 384),
+    "gfx942": AmdFamily("mfma", 3, 64, 4, 384),
 }
 
 AMD_ARCHS = tuple(_FAMILIES)
@@ -161,7 +170,7 @@ def _fits_lds(tile: Tile, problem: Problem) -> bool:
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
     family = _FAMILIES.get(problem.arch)
-    return family is None or registers(tile, problem) <= family.registers - _HEADROOM
+    return family is None or registers(tile, problem) <= family.budget_of(tile.num_warps)
 
 
 AMD_RULES = (
@@ -189,7 +198,7 @@ AMD_RULES = (
     Rule(
         "amd: registers",
         "sums, words, x and what is loaded ahead must fit a thread's vector registers: 256 on "
-        "RDNA, 512 on CDNA",
+        "RDNA, on CDNA 512 divided by the warps that share a SIMD",
         _of_amd(_fits_registers),
     ),
 )
