@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import operator
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,24 @@ def test_a_named_source_counts_wherever_it_lies(
     ]
     (far / "far_package_of_a_test" / "__init__.py").write_text("# changed\n")
     assert running_of(spec).kernel_hash != before
+
+
+def test_where_the_files_lie_does_not_matter(tmp_path: Path) -> None:
+    hashes = []
+    for spec_folder, far in (("a", "b"), ("b", "a")):  # before and behind the other's path
+        top = tmp_path / f"{spec_folder}{far}"
+        (top / spec_folder).mkdir(parents=True)
+        (top / far).mkdir()
+        name = f"far_module_of_{spec_folder}"
+        (top / far / "kernel.py").write_text("x = 1\n")
+        spec = load(top / spec_folder, "import torch\n", f'import torch\nSOURCES = ("{name}",)\n')
+        (top / spec_folder / "spec.py").write_text("same\n")
+        found = importlib.util.spec_from_file_location(name, top / far / "kernel.py")
+        assert found is not None
+        sys.modules[name] = importlib.util.module_from_spec(found)
+        hashes.append(running_of(spec).kernel_hash)
+        del sys.modules[name]
+    assert hashes[0] == hashes[1]
 
 
 @pytest.mark.parametrize("name", ["no_such_module_of_a_test", "no_such.module", "math", ""])

@@ -53,12 +53,13 @@ def running_of(spec: OpSpec) -> Running:
         from tilewright.ops.cpu.runtime import kernel_hash
 
         return Running(compiler(), kernel_hash(), spec.version, _USES)
-    digest = hashlib.sha256()
-    for path in kernel_files(spec):
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode())
-        digest.update(content)
-    return Running(compiler(), digest.hexdigest(), spec.version, spec.uses)
+    # In an order that does not depend on where the files lie: the same on every machine of a fleet.
+    files = sorted(
+        f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in kernel_files(spec)
+    )
+    digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
+    return Running(compiler(), digest, spec.version, spec.uses)
 
 
 @functools.cache
