@@ -26,7 +26,7 @@ class Stage:
         self.tokenizer = ByteTokenizer(chat_template="{{ messages }}")
         self.loaded: list[tuple[Path, str]] = []
 
-        def load(path: Path, *, activations: str) -> tuple[Any, Any]:
+        def load(path: Path, *, activations: str, device: str) -> tuple[Any, Any]:
             self.loaded.append((path, activations))
             return self.model, self.tokenizer
 

@@ -444,3 +444,25 @@ def test_nan_past_the_edge_of_x_is_named() -> None:
     result = held(run)
     assert result.check == "edge-reads"
     assert "past the edges of x" in result.reason
+
+
+def test_a_ragged_product_that_passed_is_not_run_again_for_the_same_tile() -> None:
+    seen: set[tuple[Tile, str]] = set()
+    first = gate(spec_of(RIGHT), TILE, [CASE], _passed=seen)
+    again = gate(spec_of(RIGHT), TILE, [CASE], _passed=seen)
+    other = gate(spec_of(RIGHT), TILE.replace(mr=4), [CASE], _passed=seen)
+
+    assert first.passed
+    assert again.passed
+    assert again.cases == 1  # the tuned product always runs
+    assert other.cases == len(other_ragged(seen, TILE.replace(mr=4))) + 1 > 1
+
+    wrong = spoiled(lambda y, inputs: y[-1].add_(1.0))
+    assert not gate(spec_of(wrong), TILE, [CASE], _passed=seen).passed
+    fresh: set[tuple[Tile, str]] = set()
+    assert not gate(spec_of(wrong), TILE, [CASE], _passed=fresh).passed
+    assert not fresh
+
+
+def other_ragged(seen: set[tuple[Tile, str]], tile: Tile) -> list[str]:
+    return [case for of, case in seen if of == tile]

@@ -11,6 +11,7 @@ import click
 
 from tilewright.cli.common import (
     activations_option,
+    device_option,
     epilog,
     load_model,
     model_argument,
@@ -112,6 +113,7 @@ class _Pair(_Counts):
     help="Form of the result on standard output.",
 )
 @activations_option
+@device_option
 @threads_option
 def bench_command(
     model: Path | str,
@@ -125,6 +127,7 @@ def bench_command(
     seed: int,
     output: str,
     activations: str,
+    device: str,
     threads: int | None,
 ) -> None:
     """Time prompt processing (pp), token generation (tg) and both together.
@@ -143,7 +146,7 @@ def bench_command(
     from tilewright.report.provenance import provenance
 
     tests = [BenchTest(p, n, depth) for depth in _flat(n_depth) for p, n in pairs]
-    loaded, tokenizer = load_model(model, activations=activations)
+    loaded, tokenizer = load_model(model, activations=activations, device=device)
     verdict = "not verified (--no-verify)"
     if not no_verify:
         verdict = _verdict(loaded, activations, [p for p, _ in pairs], seed)

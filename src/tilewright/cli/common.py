@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "activations_option",
+    "device_option",
     "epilog",
     "file_argument",
     "load_model",
@@ -124,6 +125,17 @@ def activations_option(function: F) -> F:
     )(function)
 
 
+def device_option(function: F) -> F:
+    """--device, handed to the verb as `device`."""
+    return click.option(
+        "--device",
+        type=click.Choice(["cpu", "cuda"]),
+        default="cpu",
+        show_default=True,
+        help="Where kernels run; cuda is any GPU that torch sees, AMD's too.",
+    )(function)
+
+
 def threads_option(function: F) -> F:
     """-t/--threads, handed to the verb as `threads`."""
     return click.option(
@@ -149,7 +161,7 @@ def set_threads(threads: int | None) -> int:
 
 
 def load_model(
-    model: Path | str, *, activations: str, needs_tokenizer: bool = True
+    model: Path | str, *, activations: str, needs_tokenizer: bool = True, device: str = "cpu"
 ) -> tuple[Any, Any]:
     """`tilewright.load` with a line on the terminal while it runs.
 
@@ -161,7 +173,7 @@ def load_model(
     with status(f"loading {model_name(model)}"):
         from tilewright.model.load import load
 
-        loaded, tokenizer = load(model, activations=activations)
+        loaded, tokenizer = load(model, activations=activations, device=device)
     if tokenizer is None and needs_tokenizer:
         raise UnsupportedError(
             f"{model}: the checkpoint has no tokenizer; add its tokenizer files and run it again"

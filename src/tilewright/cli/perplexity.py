@@ -11,6 +11,7 @@ import click
 
 from tilewright.cli.common import (
     activations_option,
+    device_option,
     epilog,
     load_model,
     model_argument,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @activations_option
+@device_option
 @threads_option
 def perplexity_command(
     model: Path | str,
@@ -65,6 +67,7 @@ def perplexity_command(
     chunks: int,
     as_json: bool,
     activations: str,
+    device: str,
     threads: int | None,
 ) -> None:
     """Perplexity of a model on a text, with its standard error.
@@ -77,7 +80,7 @@ def perplexity_command(
     used = set_threads(threads)
     from tilewright.model.evaluate import perplexity_chunks
 
-    loaded, tokenizer = load_model(model, activations=activations)
+    loaded, tokenizer = load_model(model, activations=activations, device=device)
     result: Perplexity | None = None
     with progress_bar("perplexity", chunks) as move:
         try:

@@ -12,6 +12,7 @@ import click
 
 from tilewright.cli.common import (
     activations_option,
+    device_option,
     epilog,
     load_model,
     model_argument,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     "--no-chat-template", is_flag=True, help="Feed the prompt as plain text to be continued."
 )
 @activations_option
+@device_option
 @threads_option
 def run(
     model: Path | str,
@@ -81,6 +83,7 @@ def run(
     max_tokens: int,
     no_chat_template: bool,
     activations: str,
+    device: str,
     threads: int | None,
 ) -> None:
     """Answer one prompt, in the model's chat template where it has one.
@@ -92,7 +95,7 @@ def run(
     set_threads(threads)
     from tilewright.model.generate import chat_ids, generate
 
-    loaded, tokenizer = load_model(model, activations=activations)
+    loaded, tokenizer = load_model(model, activations=activations, device=device)
     chat = not no_chat_template
     if chat and not getattr(tokenizer, "chat_template", None):
         note("no chat template in this model: the prompt is continued as plain text")

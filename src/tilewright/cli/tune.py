@@ -15,6 +15,7 @@ import click
 from tilewright.cli.common import (
     ModelPath,
     activations_option,
+    device_option,
     epilog,
     load_model,
     model_name,
@@ -40,6 +41,7 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
         "tilewright tune smollm2",
         "tilewright tune model.gguf --m 1,16,512 --budget 600 --html tuned.html",
         "tilewright tune --op mmq --type Q4_1 --shape 1536,576 --m 1,16,512",
+        "tilewright tune --op w4a16 --device cuda --shape 24576,4096 --m 1,16,1024",
         "tilewright tune --spec my_kernel.py:SPEC --budget 30",
         "tilewright tune smollm2 --resume",
         "tilewright tune smollm2 --ray head-node:6379 --budget 600",
@@ -62,9 +64,8 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Dtype of x in products that are no model's.",
+    help="Dtype of x in products that are no model's.  [default: float32 on the CPU, float16 on "
+    "a GPU]",
 )
 @activations_option
 @click.option(
@@ -106,6 +107,7 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
     help="Tune on the devices of a Ray cluster: HOST:PORT, or auto for the one on this machine. "
     "--out may then be a folder.",
 )
+@device_option
 @threads_option
 def tune_command(
     model: Path | str | None,
@@ -218,19 +220,23 @@ def _of_model(
     model: Path | str, options: dict[str, Any]
 ) -> tuple[list[Target], Callable[[Tile], bool]]:
     """A model's distinct products at each number of rows, and the tiles that it can run."""
-    from tilewright.device import cpu_device
+    from tilewright.device import arch_of
     from tilewright.errors import UnsupportedError
     from tilewright.model.fuse import CAPTURED, why_not_fused
     from tilewright.model.layers import model_problems
+    from tilewright.model.placement import device_of
     from tilewright.tiles.tile import Problem
     from tilewright.tune.tuner import Target, leaves_threads
 
-    loaded, _ = load_model(model, activations=options["activations"], needs_tokenizer=False)
+    loaded, _ = load_model(
+        model, activations=options["activations"], needs_tokenizer=False, device=options["device"]
+    )
     products = model_problems(loaded)
     if not products:
         raise UnsupportedError(f"{model_name(model)} has no packed product; nothing can be tuned")
     dtype = str(loaded.dtype).removeprefix("torch.")
     captured = why_not_fused(loaded) is None
+    arch = arch_of(device_of(loaded))
     del loaded
     gc.collect()
 
@@ -240,7 +246,7 @@ def _of_model(
         # A prompt needs the logits of its last token only, so the output matrix sees one row.
         passed = [p for p in products if m == 1 or not p.name.endswith("lm_head")]
         problems = [
-            Problem(p.op, cpu_device().arch, dtype, p.type, options["activations"], m, p.N, p.K,
+            Problem(p.op, arch, dtype, p.type, options["activations"], m, p.N, p.K,
                     p.group) for p in passed
         ]  # fmt: skip
         work = [p.count * _work(q) for p, q in zip(passed, problems, strict=True)]
@@ -264,9 +270,10 @@ def _work(problem: Any) -> float:
 
 
 def _of_products(options: dict[str, Any]) -> list[Target]:
-    from tilewright.ops.catalog import find_spec
+    from tilewright.ops.catalog import load_spec
 
-    spec = find_spec(options["op"])
+    on = "" if options["device"] == "cpu" else f"@{options['device']}"
+    spec = load_spec(options["op"] + on)
     return _products(spec, options["shapes"], options["batches"] or _OP_BATCHES, options)
 
 
@@ -274,6 +281,7 @@ def _of_spec(spec: OpSpec, options: dict[str, Any]) -> list[Target]:
     """The products that were named, else the largest of the spec's own cases of each type."""
     if options["shapes"]:
         return _products(spec, options["shapes"], options["batches"] or _OP_BATCHES, options)
+    from tilewright.ops.contract import spec_arch
     from tilewright.tune.tuner import Target
 
     plain = [case for case in spec.cases if case.M and not case.flags]
@@ -282,27 +290,11 @@ def _of_spec(spec: OpSpec, options: dict[str, Any]) -> list[Target]:
         key = (case.weight_type, case.act_dtype, case.activations, case.group)
         if key not in largest or _size(case) > _size(largest[key]):
             largest[key] = case
-    return [Target(case.problem(_arch_of(spec, case))) for case in largest.values()]
+    return [Target(case.problem(spec_arch(spec))) for case in largest.values()]
 
 
 def _size(case: Any) -> int:
     return int(case.M * case.N * case.K)
-
-
-def _arch_of(spec: OpSpec, case: Any) -> str:
-    """The arch of the device that an op's operands lie on."""
-    import os
-
-    from tilewright.device import cpu_device
-    from tilewright.tiles.local import INTERPRETER
-
-    x = spec.make_inputs(case, 0).x
-    if x.device.type == "cpu":
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        return INTERPRETER if interpreted else cpu_device().arch
-    from tilewright.ops.w4a16.triton_op import triton_arch
-
-    return triton_arch(x.device)
 
 
 def _products(
@@ -311,7 +303,8 @@ def _products(
     batches: Sequence[int],
     options: dict[str, Any],
 ) -> list[Target]:
-    from tilewright.ops.contract import Case
+    from tilewright.device import kind_of
+    from tilewright.ops.contract import Case, spec_arch
     from tilewright.tiles.tile import m_bucket
     from tilewright.tune.tuner import Target
 
@@ -323,15 +316,15 @@ def _products(
     group = options["group"]
     if group is None:
         group = 128 if spec.name == "w4a16" else 0
+    arch = spec_arch(spec)
+    dtype = options["dtype"] or ("float32" if kind_of(arch) == "cpu" else "float16")
     targets = []
     for n, k in shapes:
+        if spec.name == "w4a16" and group > 0 and k % group:
+            raise click.UsageError(f"--shape {n},{k}: K must be a multiple of --group {group}")
         for m in batches:
-            case = Case(spec.name, weight_type, options["dtype"], m_bucket(m), n, k, group,
+            case = Case(spec.name, weight_type, dtype, m_bucket(m), n, k, group,
                         options["activations"])  # fmt: skip
-            try:
-                arch = _arch_of(spec, case)
-            except Exception as error:
-                raise click.UsageError(f"--shape {n},{k}: {error}") from error
             problem = case.problem(arch)
             few = problem.M <= _FEW_ROWS
             targets.append(Target(problem, spec.bytes(problem) if few else spec.flops(problem)))

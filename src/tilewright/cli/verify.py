@@ -12,6 +12,7 @@ import click
 
 from tilewright.cli.common import (
     ModelPath,
+    device_option,
     epilog,
     load_model,
     progress_bar,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         "tilewright verify --op mmq --case Q4_K-M17 --seed 7",
         "tilewright verify --negative-controls --json > verify.json",
         "tilewright verify --gate --op mmq",
+        "tilewright verify --op w4a16 --device cuda",
         "tilewright verify --gate --spec my_kernel.py:SPEC",
     )
 )
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     "lets right tiles pass.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@device_option
 @threads_option
 def verify(
     ops: Sequence[str],
@@ -87,6 +90,7 @@ def verify(
     negative_controls: bool,
     gate: bool,
     as_json: bool,
+    device: str,
     threads: int | None,
 ) -> None:
     """Run every op on its cases and hold each result against a float64 oracle.
@@ -95,7 +99,7 @@ def verify(
     the worst element and the seed that repeats it. Exit code 3 if anything failed.
     """
     used = set_threads(threads)
-    ops = (*ops, *specs)
+    ops = (*_on(ops, device), *specs)
     from tilewright.report.provenance import provenance
 
     if gate:
@@ -121,7 +125,7 @@ def verify(
         verify_json,
     )
 
-    cases = _chosen(_cases(ops, model), case_filter, activations)
+    cases = _chosen(_cases(ops, model, device), case_filter, activations)
     report = _verify(cases, seed)
     controls = _controls(cases, seed) if negative_controls and report.complete else []
     good = report.passed and (not negative_controls or controls_hold(controls))
@@ -147,18 +151,30 @@ def _leave(good: bool, complete: bool, failed: bool) -> None:
         sys.exit(3)
 
 
-def _cases(ops: Sequence[str], model: Path | str | None) -> dict[str, tuple[Case, ...]]:
-    """Cases by op: those of the specs, or those of a model's own products."""
-    from tilewright.ops.catalog import SPECS, load_spec
+def _on(ops: Sequence[str], device: str) -> tuple[str, ...]:
+    """The ops that were named, or all, as `load_spec` takes them for that device."""
+    from tilewright.ops.catalog import SPECS
 
-    specs = {name: load_spec(name) for name in dict.fromkeys(ops or SPECS)}
+    if device == "cpu":
+        return tuple(ops or SPECS)
+    names = ops or [op for op, spec in SPECS.items() if device in spec.devices]
+    return tuple(name if "@" in name else f"{name}@{device}" for name in names)
+
+
+def _cases(
+    ops: Sequence[str], model: Path | str | None, device: str
+) -> dict[str, tuple[Case, ...]]:
+    """Cases by op: those of the specs, or those of a model's own products."""
+    from tilewright.ops.catalog import load_spec
+
+    specs = {name: load_spec(name) for name in dict.fromkeys(ops)}
     if model is None:
         return {name: spec.cases for name, spec in specs.items()}
     from tilewright.model.check import model_cases
 
-    loaded, _ = load_model(model, activations="float", needs_tokenizer=False)
+    loaded, _ = load_model(model, activations="float", needs_tokenizer=False, device=device)
     found = model_cases(loaded)
-    return {name: found[spec.name] for name, spec in specs.items() if spec.name in found}
+    return {name: found[name] for name in specs if name in found}
 
 
 def _chosen(
@@ -182,7 +198,7 @@ def _chosen(
 
 
 def _gate_proof(ops: Sequence[str], text: str | None, activations: str, seed: int) -> GateProof:
-    from tilewright.ops.catalog import SPECS, load_spec
+    from tilewright.ops.catalog import load_spec
     from tilewright.tune.gate_proof import GateProof, prove
 
     def wanted(case: Case) -> bool:
@@ -191,7 +207,7 @@ def _gate_proof(ops: Sequence[str], text: str | None, activations: str, seed: in
 
     with progress_bar("gate") as move:
         proofs = []
-        for op in dict.fromkeys(ops or SPECS):
+        for op in dict.fromkeys(ops):
             proofs.append(
                 prove(
                     load_spec(op), seed=seed, wanted=wanted,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilewright.device import cpu_device
+from tilewright.device import arch_of
 from tilewright.model.layers import model_problems
+from tilewright.model.placement import device_of
 from tilewright.ops.catalog import load_spec
 from tilewright.ops.contract import Case
 from tilewright.tiles.tile import Problem
@@ -29,7 +30,8 @@ def model_cases(
     paths: Sequence[str] = ("float", "int8"),
     batches: Sequence[int] = MODEL_BATCHES,
 ) -> dict[str, tuple[Case, ...]]:
-    """Cases by op for every distinct packed product of a model from `tilewright.load`.
+    """Cases by op for every distinct packed product of a model from `tilewright.load`; of one on a
+    GPU by "op@cuda", as `tilewright.ops.catalog.load_spec` takes it.
 
     Args:
         model: the model; the dtype it computes in is that of the cases.
@@ -39,8 +41,11 @@ def model_cases(
     Raises:
         UnsupportedError: the model has no product that runs packed.
     """
-    arch, dtype = cpu_device().arch, _ACT_DTYPES[str(model.dtype)]
-    return problems_to_cases(
+    device, dtype = device_of(model), _ACT_DTYPES[str(model.dtype)]
+    arch = arch_of(device)
+    if device.type != "cpu":
+        paths = ["float"]
+    cases = problems_to_cases(
         [
             Problem(p.op, arch, dtype, p.type, path, 1, p.N, p.K, p.group)
             for path in paths
@@ -48,6 +53,8 @@ def model_cases(
         ],
         batches,
     )
+    on = "" if device.type == "cpu" else f"@{device.type}"
+    return {f"{op}{on}": some for op, some in cases.items()}
 
 
 def verify_cases(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tilewright import __version__
-from tilewright.device import cpu_device
+from tilewright.device import arch_of, cpu_device
 
 __all__ = ["provenance"]
 
-_PACKAGES = ("torch", "transformers", "numba", "numpy", "onnxruntime", "gguf")
+_PACKAGES = ("torch", "triton", "transformers", "numba", "numpy", "onnxruntime", "gguf")
 
 
 def provenance(command: Sequence[str] | str, *, threads: int | None = None) -> dict[str, Any]:
@@ -41,7 +42,26 @@ def provenance(command: Sequence[str] | str, *, threads: int | None = None) -> d
     }
     if threads is not None:
         record["threads"] = threads
+    gpu = _gpu()
+    if gpu is not None:
+        record["gpu"] = gpu
     return record
+
+
+def _gpu() -> dict[str, Any] | None:
+    """The current GPU, if this process has used one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    index = torch.cuda.current_device()
+    found = torch.cuda.get_device_properties(index)
+    hip = torch.version.hip
+    return {
+        "device": found.name,
+        "arch": arch_of(torch.device("cuda", index)),
+        "units": found.multi_processor_count,
+        "runtime": f"HIP {hip}" if hip else f"CUDA {torch.version.cuda}",
+    }
 
 
 def _versions() -> dict[str, str]:

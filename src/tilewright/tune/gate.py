@@ -115,6 +115,7 @@ def gate(
     *,
     seed: int = 0,
     threads: int | None = None,
+    _passed: set[tuple[Tile, str]] | None = None,
     _checks: Collection[str] = tuple(CHECKS),
 ) -> GateResult:
     """Hold one tile to every check, on `cases` and on ragged products around them.
@@ -125,6 +126,8 @@ def gate(
         cases: the products it is tuned for, one at least.
         seed: draws operands; `seed` + 1 draws the second ones.
         threads: as for the op.
+        _passed: tiles and ids of products that this process has seen pass with the same spec and
+            seed; ragged ones among them are not run again, and those that pass now are added.
         _checks: for the gate's own tests, which show what each check alone catches.
 
     Returns:
@@ -149,6 +152,8 @@ def gate(
     oracle_error = trial.nmse
     if "ragged-shapes" in on:
         known = {case.id for case in tuned}
+        if _passed is not None and tile is not None:
+            known |= {case for of, case in _passed if of == tile}
         for case in tuned:
             for ragged in _ragged(spec, tile, case):
                 if ragged.id in known:
@@ -157,6 +162,8 @@ def gate(
                 trial.run(ragged)
                 if trial.failure is not None:
                     return replace(_result(trial, ragged=True), oracle_error=oracle_error)
+                if _passed is not None and tile is not None:
+                    _passed.add((tile, ragged.id))
     return replace(_result(trial), oracle_error=oracle_error)
 
 

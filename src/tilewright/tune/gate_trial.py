@@ -23,6 +23,7 @@ from tilewright.tune.gate_memory import Guards, Snapshot, operand_bytes, rehouse
 __all__ = ["Operands", "Rejected", "Trial", "another"]
 
 _CACHE_BYTES = 1 << 28
+_CACHE_BYTES_GPU = 1 << 32  # beside a GPU, whose products are larger and whose host has the memory
 
 
 class Rejected(Exception):
@@ -59,7 +60,8 @@ class _Kept(threading.local):
             self.entries[key] = (made.nbytes, made)
         self.entries.move_to_end(key)
         found = self.entries[key][1]
-        while len(self.entries) > 1 and sum(n for n, _ in self.entries.values()) > _CACHE_BYTES:
+        most = _CACHE_BYTES if found.inputs.x.device.type == "cpu" else _CACHE_BYTES_GPU
+        while len(self.entries) > 1 and sum(n for n, _ in self.entries.values()) > most:
             self.entries.popitem(last=False)
         return found
 

@@ -166,7 +166,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
         from tilewright.ops.w4a16.triton_space import TRITON_SPACE as space
 
     packed = functools.lru_cache(maxsize=1)(
-        lambda codes, dtype: pack_w4_for(codes, arch, act_dtype=dtype, family=family, device=device)
+        lambda codes, dtype: pack_w4_for(codes, arch, act_dtype=dtype, family=family_of(arch, dtype), device=device)
     )
 
     def repack(inputs: Inputs) -> Inputs:
