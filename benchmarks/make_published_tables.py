@@ -40,6 +40,7 @@ from published_ladders import SHAPES, TABLES, PublishedTable, Step  # noqa: E402
 
 from tilewright.errors import TilewrightError  # noqa: E402
 from tilewright.tiles.table import (  # noqa: E402
+    Running,
     TableHeader,
     TableRow,
     TileTable,
@@ -124,6 +125,10 @@ class Compiler:
         for arch in archs:
             n, k = _SMALL
             small = replace(problem, arch=arch, M=max(16, min(problem.M, 256)), N=n, K=k)
+            if (
+                arch != archs[0]
+            ):  # its sister: the kind that takes the most registers stands for all
+                small = replace(small, weight_type="uint4")
             key = (arch, tile, small.act_dtype, small.weight_type, small.group)
             if key not in self._known:
                 try:
@@ -166,17 +171,35 @@ def gate_key(problem: Problem, tile: Tile) -> str:
     return f"{numbers}-{problem.act_dtype}-{problem.weight_type}"
 
 
-def gate_all(cases: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Results of the gate by key, from a process in which Triton interprets."""
-    with tempfile.TemporaryDirectory() as folder:
-        orders, results = Path(folder) / "orders.json", Path(folder) / "results.json"
+class Gate:
+    """The gate in a process of its own, in which Triton interprets; it runs from the start."""
+
+    def __init__(self, cases: Mapping[str, dict[str, Any]]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        orders, self._results = (Path(self._folder.name) / f"{n}.json" for n in ("orders", "found"))
         orders.write_text(json.dumps(cases))
-        subprocess.run(
-            [sys.executable, str(Path(__file__)), "--gate", str(orders), str(results)],
-            env={**os.environ, "TRITON_INTERPRET": "1"}, check=True,
-        )  # fmt: skip
-        found: dict[str, dict[str, Any]] = json.loads(results.read_text())
-        return found
+        self._child = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), "--gate", str(orders), str(self._results)],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+        )
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """What it found, by key; waits for it.
+
+        Raises:
+            SystemExit: it broke.
+        """
+        code = self._child.wait()
+        with self._folder:
+            if code:
+                raise SystemExit(f"error: the gate's process ended with code {code}")
+            found: dict[str, dict[str, Any]] = json.loads(self._results.read_text())
+            return found
+
+    def stop(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._folder.cleanup()
 
 
 def gate_child(orders: Path, results: Path) -> None:
@@ -221,10 +244,9 @@ def finish(
     made: Made,
     kept: Sequence[tuple[Problem, Tile]],
     gated: Mapping[str, Mapping[str, Any]],
+    now: Running,
 ) -> TileTable:
-    """The table of what has passed everything."""
-    from tilewright.ops.choose import running
-
+    """The table of what has passed everything, under the kernels that are running."""
     for problem, tile in kept:
         result = gated[gate_key(problem, tile)]
         if not result["passed"]:
@@ -233,7 +255,6 @@ def finish(
         made.rows.append(
             TableRow(problem, tile, 0.0, 0.0, 0, float(result["error"]), 1, {}, "published")
         )
-    now = running(OP, table.archs[0])
     header = TableHeader(
         arch=table.archs[0],
         valid_for=table.archs,
@@ -252,6 +273,14 @@ def finish(
         ),
     )
     return TileTable(header, tuple(made.rows))
+
+
+def _running(table: PublishedTable) -> Running:
+    """What identifies the kernels as their files are now."""
+    from tilewright.ops.catalog import spec_for
+    from tilewright.ops.choose import running_of
+
+    return running_of(spec_for(OP, table.archs[0]))
 
 
 def same(path: Path, table: TileTable) -> bool:
@@ -287,15 +316,27 @@ def main() -> int:
     if strange:
         parser.error(f"there is no ladder for {', '.join(strange)}; known are {', '.join(known)}")
     tables = [known[name] for name in args.names] if args.names else list(TABLES)
-    compiler, begun = Compiler(), []
-    for table in tables:
-        made, kept = make(table, compiler)
-        begun.append((table, made, kept))
-        print(f"{table.file}: {len(kept)} rows compile, {sum(made.dropped.values())} do not")
-    gated = gate_all(gate_cases([pair for _, _, kept in begun for pair in kept]))
+    now = _running(tables[0])
+    every = [(problem, tile) for table in tables for problem, tiles in wanted(table)
+             for tile in tiles]  # fmt: skip
+    gate = Gate(gate_cases(every))
+    try:
+        compiler, begun = Compiler(), []
+        for table in tables:
+            made, kept = make(table, compiler)
+            begun.append((table, made, kept))
+            dropped = sum(made.dropped.values())
+            print(f"{table.file}: {len(kept)} rows compile, {dropped} do not", flush=True)
+        gated = gate.results()
+    finally:
+        gate.stop()
+    if _running(tables[0]) != now:
+        print("error: the kernels changed while the tables were made; run this again",
+              file=sys.stderr)  # fmt: skip
+        return 1
     stale = []
     for table, made, kept in begun:
-        path, whole = args.out / table.file, finish(table, made, kept, gated)
+        path, whole = args.out / table.file, finish(table, made, kept, gated, now)
         if args.check:
             if not same(path, whole):
                 stale.append(path.name)
