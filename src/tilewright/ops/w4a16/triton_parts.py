@@ -243,10 +243,3 @@ def dequantize_asm(
     j4, j5 = halves(scaled_pair(code_pair(q, 2, dtype, ASM), offset, scale, dtype, ASM), dtype)
     j6, j7 = halves(scaled_pair(code_pair(q, 3, dtype, ASM), offset, scale, dtype, ASM), dtype)
     return by_column(j0, j1, j2, j3, j4, j5, j6, j7, AXIS, WORDS)
-
-
-@triton.jit
-def code_values(q, zero, J: tl.constexpr):
-    """Code J of words less its zero point, as float32: exact. zero is int32, broadcast to q."""
-    bit: tl.constexpr = J // 2 * 4 + J % 2 * 16
-    return (((q >> bit) & 15) - zero).to(tl.float32)

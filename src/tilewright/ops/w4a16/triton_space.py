@@ -261,7 +261,7 @@ def _skinny(problem: Problem, steps: Sequence[int]) -> Tile:
     """Shares enough to keep the memory of a large chip busy; nobody has tuned it."""
     nvidia = problem.arch.startswith("sm_")
     dots = problem.M > (1 if nvidia else 2)
-    block_m = next(m for m in (16, 32, 64) if problem.M <= m) if dots else problem.M
+    block_m = next(m for m in (16, 32, 64) if problem.M <= m) if dots else max(1, problem.M)
     wide = nvidia and problem.act_dtype != "float32"
     block_k = next(k for k in steps if k <= (128 if wide or not dots else 32))
     tiles, split = -(-problem.N // 64), 1

@@ -21,7 +21,7 @@ if importlib.util.find_spec("triton") is None:
         "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
     )
 
-SCRIPT = Path(__file__).with_name("compile_w4a16.py")
+SCRIPT = Path(__file__).with_name("compile_triton.py")
 BASE = Tile.of(
     "triton",
     block_m=64,

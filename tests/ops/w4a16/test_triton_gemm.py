@@ -21,7 +21,7 @@ pytest.importorskip(
     "triton_interpreter", reason="triton is not installed: pip install 'tilewright[triton]'"
 )
 
-from tilewright.ops.w4a16 import triton_gemm
+from tilewright.ops.w4a16 import triton_gemm, triton_skinny
 from tilewright.ops.w4a16.triton_op import OP, w4a16_triton
 from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 from tilewright.ops.w4a16.triton_spec import SPEC, on_device
@@ -39,14 +39,28 @@ def tile(blocks: str = "16x32x32", dequant: str = "packed") -> Tile:
     )
 
 
+def skinny(block_m: int = 4, split_k: int = 4) -> Tile:
+    return Tile.of(
+        "skinny",
+        block_m=block_m,
+        block_n=16,
+        block_k=32,
+        split_k=split_k,
+        num_warps=4,
+        num_stages=2,
+    )
+
+
 def case_of(
     m=17, n=33, k=192, group=64, dtype="float16", weight_type="uint4", flags: tuple[str, ...] = ()
 ) -> Case:
     return Case(OP, weight_type, dtype, m, n, k, group, "float", flags)
 
 
-def held(case: Case, some: Tile | None, weight: WordsW4 | None = None):
+def held(case: Case, some: Tile | None, weight: WordsW4 | None = None, words: str = "k8"):
     inputs = SPEC.make_inputs(case, 0)
+    if words != "k8":
+        weight = pack_w4_words(inputs.source, order=words)
     if weight is not None:
         inputs = replace(inputs, weight=weight)
     ref = SPEC.reference(inputs)
@@ -162,6 +176,133 @@ def test_wide_offsets_give_the_same(monkeypatch):
 def test_what_needs_64_bits(shape, stride, wide):
     tensor = torch.empty(1, device="meta").as_strided(shape, stride)
     assert triton_gemm.spans_wide(tensor) is wide
+
+
+@pytest.mark.parametrize("words", ["k8", "k32"])
+@pytest.mark.parametrize("dequant", ["scalar", "packed", "asm"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_as_the_left_operand(dtype, dequant, words):
+    some = tile(dequant=dequant).replace(order="wx")
+    result = held(case_of(17, 33, 160, 32, dtype, flags=("bias", "strided")), some, words=words)
+    assert result.passed, result.reason
+
+
+def test_words_of_32_columns_and_any_k():
+    for k in (20, 33, 132):
+        result = held(case_of(k=k, group=-1), tile(dequant="asm"), words="k32")
+        assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("words", ["k8", "k32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_form_and_order_gives_the_same_bits(dtype, words):
+    """(q - z) is exact and the product with the scale rounds once, whoever multiplies."""
+    inputs = SPEC.make_inputs(case_of(17, 33, 128, 64, dtype), 0)
+    weight = pack_w4_words(inputs.source, order=words)
+    packed = SPEC.run(replace(inputs, weight=weight), tile=tile())
+    for dequant in ("scalar", "asm"):
+        y = SPEC.run(replace(inputs, weight=weight), tile=tile(dequant=dequant))
+        assert torch.equal(y, packed), dequant
+
+
+@pytest.mark.parametrize("split_k", [1, 4])
+@pytest.mark.parametrize("block_m", [4, 16])
+@pytest.mark.parametrize("words", ["k8", "k32"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_skinny_tiles(dtype, words, block_m, split_k):
+    for m, k, group in ((3, 160, 32), (1, 132, -1)):
+        case = case_of(m, 33, k, group, dtype, flags=("bias", "strided"))
+        result = held(case, skinny(block_m, split_k), words=words)
+        assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("weight_type", ["uint4", "uint4b8"])
+@pytest.mark.parametrize("group", [32, 64, 128, -1])
+def test_skinny_tiles_with_every_group(group, weight_type):
+    result = held(case_of(2, 33, 256, group, weight_type=weight_type), skinny(2, 2))
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("flag", ["transposed", "act_order", "outliers"])
+def test_skinny_tiles_with_x_as_it_comes(flag):
+    result = held(case_of(3, 33, 256, 32, flags=(flag,)), skinny())
+    assert result.passed, result.reason
+
+
+def test_a_skinny_tile_of_more_shares_than_steps():
+    result = held(case_of(3, 33, 64, 32), skinny(4, 16))
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("m", [15, 17, 40])
+def test_skinny_tiles_of_matrix_units_take_any_m(m):
+    result = held(case_of(m, 33, 128, 32), skinny(16, 2))
+    assert result.passed, result.reason
+
+
+def test_more_rows_than_a_skinny_tile_holds_are_refused():
+    with pytest.raises(TileError, match="breaks rule 'few rows'"):
+        held(case_of(5), skinny(4))
+
+
+@pytest.mark.parametrize(("split_k", "floats"), [(1, 0), (4, 4 * 3 * 100), (16, 16 * 3 * 100)])
+def test_what_workspace_a_skinny_tile_needs(split_k, floats):
+    assert triton_skinny.workspace_skinny(skinny(4, split_k), 3, 100, 4096, 132) == (floats, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pairs"),
+    [
+        ({}, True),
+        ({"stride": (33, 1)}, False),
+        ({"stride": (1, 8)}, False),
+        ({"offset": 1}, False),
+        ({"shape": (3, 31)}, False),
+        ({"dtype": torch.float32}, False),
+    ],
+)
+def test_when_two_columns_of_x_are_one_number(changes, pairs):
+    whole = torch.zeros(400, dtype=changes.get("dtype", torch.float16))
+    x = whole.as_strided(
+        changes.get("shape", (3, 32)), changes.get("stride", (32, 1)), changes.get("offset", 0)
+    )
+    assert triton_skinny._in_pairs(x) is pairs
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "asm"),
+    [
+        ("gfx1151", torch.float16, "amd"),
+        ("gfx90a", torch.bfloat16, "none"),
+        ("sm_80", torch.float16, "nv"),
+        ("sm_80", torch.bfloat16, "none"),
+        ("sm_90", torch.bfloat16, "nv"),
+        ("sm_75", torch.float16, "none"),
+        ("sm_90", torch.float32, "none"),
+        ("interpreter", torch.float16, "none"),
+    ],
+)
+def test_whose_instructions(arch, dtype, asm):
+    assert triton_gemm.asm_of(arch, dtype) == asm
+
+
+@pytest.mark.parametrize(
+    ("changes", "scales"),
+    [
+        ({}, "two"),
+        ({"order": "k8"}, "one"),
+        ({"n": 33}, "one"),
+        ({"dequant": "packed"}, "one"),
+        ({"dtype": torch.bfloat16}, "one"),
+    ],
+)
+def test_when_a_load_takes_the_scales_of_two_rows(changes, scales):
+    inputs = SPEC.make_inputs(case_of(n=changes.get("n", 34)), 0)
+    weight = pack_w4_words(inputs.source, order=changes.get("order", "k32"))
+    found = triton_gemm.weight_arguments(
+        weight, changes.get("dtype", torch.float16), changes.get("dequant", "asm"), "sm_90"
+    )
+    assert found["SCALES"] == scales
 
 
 def test_negative_controls_are_seen():

@@ -96,3 +96,20 @@ def test_a_tile_that_breaks_a_rule_is_rejected_with_the_rule():
     result = gate(SPEC, tile, [case])
     assert result.check == "launch"
     assert "breaks rule 'one scale a step'" in result.reason
+
+
+@pytest.mark.parametrize("block_m", [2, 16])
+def test_a_right_skinny_tile_passes_every_check(block_m):
+    tile = Tile.of(
+        "skinny",
+        block_m=block_m,
+        block_n=16,
+        block_k=32,
+        split_k=2,
+        num_warps=4,
+        num_stages=2,
+    )
+    case = Case(SPEC.name, "uint4", "float16", 2, 40, 96, 32)
+    result = gate(SPEC, tile, [case])
+    assert result.passed, result
+    assert result.cases > 5

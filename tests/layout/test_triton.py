@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from tilewright.errors import LayoutError
 from tilewright.formats.w4 import W4Codes
-from tilewright.layout.triton import CODE_BITS, WordsW4, pack_w4_words
+from tilewright.layout.triton import CODE_BITS, WordsW4, pack_w4_words, unpack_w4_words
 
 
 def codes_of(n: int, k: int, group: int, *, zeros: bool = True, seed: int = 0) -> W4Codes:
@@ -23,11 +24,19 @@ def codes_of(n: int, k: int, group: int, *, zeros: bool = True, seed: int = 0) -
     )
 
 
+def _code(row: list[int], k: int, bit: list[int], order: str) -> int:
+    if order == "k8":
+        return row[k // 8] >> bit[k % 8] & 15
+    within = k % 32
+    p, c, h = within // 8, within % 8 // 2, within % 2
+    return row[k // 32 * 4 + c] >> bit[2 * p + h] & 15
+
+
 def unpacked(weight: WordsW4) -> tuple[list[list[int]], list[list[int]] | None]:
     """Codes and zero points by the definition, one integer at a time."""
     words = [[w % 2**32 for w in row] for row in weight.words.tolist()]
     bit = [0, 16, 4, 20, 8, 24, 12, 28]
-    codes = [[row[k // 8] >> bit[k % 8] & 15 for k in range(weight.K)] for row in words]
+    codes = [[_code(row, k, bit, weight.order) for k in range(weight.K)] for row in words]
     if weight.zeros is None:
         return codes, None
     rows = weight.zeros.tolist()
@@ -36,18 +45,20 @@ def unpacked(weight: WordsW4) -> tuple[list[list[int]], list[list[int]] | None]:
     return codes, [[w % 2**32 >> 4 * (n % 8) & 15 for w in rows[n // 8]] for n in range(weight.N)]
 
 
+@pytest.mark.parametrize("order", ["k8", "k32"])
 @pytest.mark.parametrize("pack_zeros", [False, True], ids=["bytes", "packed"])
 @pytest.mark.parametrize(
     ("n", "k", "group"), [(1, 8, 8), (8, 32, 8), (9, 64, 32), (16, 128, 64), (5, 12, 12), (3, 7, 7)]
 )
-def test_every_code_is_where_the_layout_says(n, k, group, pack_zeros):
+def test_every_code_is_where_the_layout_says(n, k, group, pack_zeros, order):
     source = codes_of(n, k, group)
-    weight = pack_w4_words(source, pack_zeros=pack_zeros)
+    weight = pack_w4_words(source, pack_zeros=pack_zeros, order=order)
     codes, zeros = unpacked(weight)
     assert source.zeros is not None
     assert codes == source.codes.tolist()
     assert zeros == source.zeros.tolist()
-    assert weight.words.shape == (n, -(-k // 8))
+    assert weight.words.shape == (n, -(-k // 8) if order == "k8" else -(-k // 32) * 4)
+    assert weight.order == order
     assert weight.words.dtype == torch.int32
     assert weight.scales.dtype == torch.float16
     assert weight.scales.float().tolist() == source.scales.tolist()
@@ -98,3 +109,33 @@ def test_the_source_is_not_shared():
     source.zeros[:] = 0
     source.codes[:] = 0
     assert torch.equal(weight.zeros, before)
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+@pytest.mark.parametrize("order", ["k8", "k32"])
+@pytest.mark.parametrize(("n", "k", "group"), [(9, 64, 32), (3, 12, 12), (24, 160, 32)])
+def test_unpacking_gives_what_was_packed(n, k, group, order, zeros):
+    source = codes_of(n, k, group, zeros=zeros)
+    codes, scales, z = unpack_w4_words(pack_w4_words(source, order=order))
+    assert codes.tolist() == source.codes.tolist()
+    assert scales.float().tolist() == source.scales.tolist()
+    expected = np.full((n, k // group), 8) if source.zeros is None else source.zeros
+    assert z.tolist() == expected.tolist()
+
+
+def test_scales_and_zero_points_of_k32_lie_group_after_group():
+    weight = pack_w4_words(codes_of(16, 64, 32), order="k32")
+    assert weight.zeros is not None
+    assert (weight.scales.shape, weight.scales.stride()) == ((16, 2), (1, 16))
+    assert (weight.zeros.shape, weight.zeros.stride()) == ((2, 2), (1, 2))
+    assert weight.to("meta").scales.stride() == (1, 16)
+
+
+def test_packing_where_it_is_asked_to():
+    weight = pack_w4_words(codes_of(8, 64, 32), device="meta")
+    assert {t.device.type for t in (weight.words, weight.scales, weight.zeros)} == {"meta"}
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(LayoutError, match=r"order is 'k16'; words are ordered as one of .*k8.*k32"):
+        pack_w4_words(codes_of(8, 64, 32), order="k16")

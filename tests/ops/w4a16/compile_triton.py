@@ -1,7 +1,7 @@
 """Compiles the portable kernels of w4a16 for chips that are not here: jobs on stdin, results on
 stdout, JSON.
 
-Run by test_triton_w4a16_compile.py in a process of its own, since Triton either compiles or
+Run by test_triton_compile.py in a process of its own, since Triton either compiles or
 interprets.
 """
 
