@@ -202,8 +202,8 @@ class OpSpec:
         corruptions: negative controls by name; none for an op without weights.
         space: () -> the op's tile space; None if it has none.
         deterministic: two runs with one tile and thread count agree bit for bit.
-        sources: modules and packages that the kernels are made of, "tilewright.ops.w4a16": a table
-            row is stale when one of their files has changed. Empty for the file of `run` alone.
+        sources: all modules and packages that the kernels are made of: a table row is stale when
+            one of their files has changed. Empty for what `ops.kernel_files` finds.
         arch: () -> the arch of the device that operands lie on; None looks at those of a case.
         uses: per algorithm of the space, the installed packages that its results depend on, as
             `tilewright.tiles.table.Running` keeps them; empty for all.

@@ -8,9 +8,9 @@ Nothing is imported to find that out. The files begin with the one that defines 
   imports, at the top or inside a function, and what those import in turn. A package beside it
   counts whole.
 
-What lies elsewhere is named by the op: `sources` of its spec, or else `SOURCES` of the module that
-defines its `run`, is a tuple of modules ("my_project.kernels.parts") and packages, which count
-whole.
+What lies elsewhere is named by the op: `SOURCES` of the module that defines its `run` is a tuple of
+modules ("my_project.kernels.parts") and packages, which count whole. A spec with `sources` names
+all of them, and nothing else counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def kernel_files(spec: OpSpec) -> tuple[Path, ...]:
             "would go unnoticed; define run in a file, or name the modules of its kernels in "
             "SOURCES of the module that defines it"
         )
-    found = set() if path is None else _around(path)
+    found = set() if path is None or spec.sources else _around(path)
     for name in named:
         found.update(_of_module(name, spec))
     return tuple(sorted(found))

@@ -18,7 +18,10 @@ import torch
 
 from tilewright.device import arch_of
 from tilewright.formats.w4 import W4Codes
+from tilewright.layout.cpu import PackedW4
+from tilewright.layout.hopper import HopperW4
 from tilewright.layout.pack import family_of, pack_w4_for
+from tilewright.layout.triton import WordsW4
 from tilewright.ops.cases import ordered
 from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import Case, Corruption, Inputs, OpSpec, rng_for
@@ -30,13 +33,31 @@ __all__ = ["gpu_spec", "judged_columns", "on_device"]
 
 F64 = npt.NDArray[np.float64]
 
-_SOURCES = (
-    "tilewright.ops.w4a16",
-    "tilewright.ops.workspace",
-    "tilewright.ops.gluon_compat",
-    "tilewright.layout.hopper",
-    "tilewright.layout.triton",
-)
+_SOURCES = {
+    "hopper": ("hopper_gemm", "hopper_decode", "hopper_decode_parts", "hopper_parts"),
+    "words": (
+        "triton_gemm",
+        "triton_skinny",
+        "triton_parts",
+        "amd_gemm",
+        "amd_parts",
+        "amd_layouts",
+    ),
+}
+_LAYOUTS = {"hopper": "hopper", "words": "triton"}
+
+
+def _sources(family: str) -> tuple[str, ...]:
+    """What the kernels of a family are made of, their launchers included."""
+    return (
+        *(f"tilewright.ops.w4a16.{name}" for name in _SOURCES[family]),
+        "tilewright.ops.w4a16.gpu",
+        "tilewright.ops.workspace",
+        "tilewright.ops.gluon_compat",
+        f"tilewright.layout.{_LAYOUTS[family]}",
+    )
+
+
 WEIGHT_UNITS = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of the weights that are multiplied, by the dtype of x."""
 
@@ -165,9 +186,10 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
     else:
         from tilewright.ops.w4a16.triton_space import TRITON_SPACE as space
 
-    packed = functools.lru_cache(maxsize=1)(
-        lambda codes, dtype: pack_w4_for(codes, arch, act_dtype=dtype, family=family_of(arch, dtype), device=device)
-    )
+    @functools.lru_cache(maxsize=2)
+    def packed(codes: W4Codes, dtype: torch.dtype) -> PackedW4 | WordsW4 | HopperW4:
+        family = family_of(arch, dtype)
+        return pack_w4_for(codes, arch, act_dtype=dtype, family=family, device=device)
 
     def repack(inputs: Inputs) -> Inputs:
         return replace(
@@ -194,7 +216,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
             name: _corruption(corrupt, repack) for name, corrupt in CPU_SPEC.corruptions.items()
         },
         space=get_space,
-        sources=_SOURCES,
+        sources=_sources(family),
         arch=lambda: arch,
         uses=dict.fromkeys(space.fields, ("triton",)),
         devices={},
