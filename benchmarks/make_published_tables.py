@@ -125,9 +125,8 @@ class Compiler:
         for arch in archs:
             n, k = _SMALL
             small = replace(problem, arch=arch, M=max(16, min(problem.M, 256)), N=n, K=k)
-            if (
-                arch != archs[0]
-            ):  # its sister: the kind that takes the most registers stands for all
+            # A sister of the first: what takes the most registers stands for both kinds.
+            if arch != archs[0]:
                 small = replace(small, weight_type="uint4")
             key = (arch, tile, small.act_dtype, small.weight_type, small.group)
             if key not in self._known:
