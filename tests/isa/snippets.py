@@ -36,6 +36,7 @@ def execute(
     active: int | None = None,
     memory: Memory | None = None,
     lds_bytes: int = 256,
+    scratch_bytes: int = 0,
 ) -> Wave:
     """Run straight-line code.
 
@@ -48,7 +49,7 @@ def execute(
     lines = [line.strip() for line in text.strip().splitlines()]
     code = tuple(parse_instruction(line, number) for number, line in enumerate(lines, 1))
     program = KernelText("snippet", arch, code, {}, (), {"wavefront_size32": int(lanes == 32)})
-    wave = Wave(lanes, memory or Memory(), np.zeros(lds_bytes, dtype=np.uint8))
+    wave = Wave(lanes, memory or Memory(), np.zeros(lds_bytes, dtype=np.uint8), scratch_bytes)
     for index, value in (v or {}).items():
         wave.v[index] = np.broadcast_to(np.asarray(value, dtype=np.uint32), lanes)
     for number, value in (s or {}).items():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from isa.snippets import execute
+from isa.snippets import execute, lanes_of
 from tilewright.errors import GateError
-from tilewright.isa.emulate_state import Memory
+from tilewright.isa.emulate_state import PRIVATE, Memory
 
 LANE = np.arange(64, dtype=np.uint32)
 
@@ -112,3 +112,24 @@ def test_atomics_take_turns_and_return_what_was_there():
     before = {1: 0, 2: 5, 3: 97}  # the new value, then what is compared
     wave = execute(text, v=before, s=scalars, memory=memory, arch="gfx1201", active=3)
     assert (counter.item(), wave.v[0, :2].tolist()) == (5, [97, 5])
+
+
+@pytest.mark.parametrize(
+    ("arch", "store", "load"),
+    [
+        ("gfx1151", "scratch_store_b64 off, v[2:3], off offset:8", "scratch_load_b32 v0, v1, off"),
+        ("gfx942", "scratch_store_dwordx2 off, v[2:3], off offset:8",
+         "scratch_load_dword v0, v1, off"),
+        ("gfx90a", "buffer_store_dword v3, off, s[0:3], 0 offset:12",
+         "buffer_load_dword v0, v1, s[0:3], 0 offen"),
+    ],
+    ids=["gfx1151", "gfx942", "gfx90a"],
+)  # fmt: skip
+def test_scratch_belongs_to_each_lane(arch, store, load):
+    lane = np.arange(lanes_of(arch))
+    scalars = {0: PRIVATE & 0xFFFFFFFF, 1: PRIVATE >> 32, 2: 0xFFFFFFFF, 3: 0}
+    before = {1: 12, 2: 7, 3: 100 + lane}
+    wave = execute(f"{store}\n{load}", arch=arch, v=before, s=scalars, scratch_bytes=16)
+    assert wave.v[0].tolist() == (100 + lane).tolist()
+    with pytest.raises(GateError, match="scratch address 0xd, of which the kernel has 16 bytes"):
+        execute(load, arch=arch, v={1: 13}, s=scalars, scratch_bytes=16)

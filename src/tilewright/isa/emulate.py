@@ -35,7 +35,7 @@ from tilewright.isa.emulate_matrix import compile_matrix
 from tilewright.isa.emulate_memory import compile_memory
 from tilewright.isa.emulate_packed import compile_packed
 from tilewright.isa.emulate_scalar import compile_scalar
-from tilewright.isa.emulate_state import Memory, Wave
+from tilewright.isa.emulate_state import PRIVATE, Memory, Wave
 from tilewright.isa.emulate_text import TTMP, Instruction, KernelText, parse_text
 from tilewright.isa.emulate_vector import compile_vector
 
@@ -229,6 +229,9 @@ def _start(
             if program.directives.get(f"user_sgpr_{name}", 0):
                 if name == "kernarg_segment_ptr":
                     wave.set64(at, kernarg)
+                elif name == "private_segment_buffer":
+                    wave.set64(at, PRIVATE)
+                    wave.set64(at + 2, 0xFFFFFFFF)
                 at += count
         at = program.directives.get("user_sgpr_count", at)
         if program.arch.startswith("gfx12"):
@@ -240,6 +243,8 @@ def _start(
                 if program.directives.get(f"system_sgpr_workgroup_id_{axis}", 0):
                     wave.s[at] = index
                     at += 1
+            if program.directives.get("system_sgpr_private_segment_wavefront_offset", 0):
+                wave.s[at] = 0
         wave.v[0] = np.arange(program.lanes, dtype=np.uint32) + np.uint32(number * program.lanes)
         waves.append(wave)
     return waves

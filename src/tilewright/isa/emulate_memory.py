@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.isa.emulate_operands import Array, raw_reader
 from tilewright.isa.emulate_scalar import scalar_reader, signed
-from tilewright.isa.emulate_state import MemoryFault, Wave
+from tilewright.isa.emulate_state import PRIVATE, MemoryFault, Wave
 from tilewright.isa.emulate_text import Instruction, Operand
 
 __all__ = ["compile_memory"]
@@ -210,11 +210,32 @@ class _Scratch(_Private):
         self._data[self._lanes[:, None], at] = values
 
 
+class _Buffers:
+    """Tensors, and behind the private segment's descriptor a wave's own scratch."""
+
+    def __init__(self, wave: Wave, mask: Array) -> None:
+        self._memory = wave.memory
+        self._scratch = _Scratch(wave.scratch, mask)
+
+    def read(self, addresses: Array, size: int) -> Array:
+        if addresses.size and addresses[0] >= PRIVATE:
+            return self._scratch.read(addresses - PRIVATE, size)
+        return self._memory.read(addresses, size)
+
+    def write(self, addresses: Array, values: Array) -> None:
+        if addresses.size and addresses[0] >= PRIVATE:
+            self._scratch.write(addresses - PRIVATE, values)
+        else:
+            self._memory.write(addresses, values)
+
+
 def _memory(space: str) -> Callable[[Wave, Array], Any]:
     if space == "ds":
         return lambda w, mask: _Private("LDS", w.lds)
     if space == "scratch":
         return lambda w, mask: _Scratch(w.scratch, mask)
+    if space == "buffer":
+        return _Buffers
     return lambda w, mask: w.memory
 
 

@@ -1,4 +1,4 @@
-"""float32 in scalar registers, which are Python integers: RDNA3.5 and later."""
+"""Floats in scalar registers, which are Python integers: RDNA3.5 and later."""
 
 from __future__ import annotations
 
@@ -72,6 +72,29 @@ def _fused(a: int, b: int, c: int) -> Result:
     return int(one.view(np.uint32)[0]), None
 
 
+def _half(bits: int) -> float:
+    return float(struct.unpack("<e", struct.pack("<H", bits & 0xFFFF))[0])
+
+
+def _half_bits(value: float) -> int:
+    with np.errstate(over="ignore"):
+        return int(np.float64(value).astype(np.float16).view(np.uint16))
+
+
+def _two_halves(function: Callable[[float, float], float]) -> Callable[[int, int], Result]:
+    return lambda a, b: (_half_bits(function(_half(a), _half(b))), None)
+
+
+def _half_number(pick: Callable[[float, float], float]) -> Callable[[int, int], Result]:
+    def run(a: int, b: int) -> Result:
+        x, y = _half(a), _half(b)
+        if math.isnan(x) or math.isnan(y):
+            return (b if math.isnan(x) else a) & 0xFFFF, None
+        return _half_bits(pick(x, y)), None
+
+    return run
+
+
 def _signed(a: int) -> int:
     return a - (1 << 32) if a >> 31 else a
 
@@ -91,6 +114,17 @@ SCALAR_FLOATS: dict[str, tuple[int, tuple[int, ...], Callable[..., Result]]] = {
     "s_cvt_f32_i32": (32, (32,), lambda a: (_bits(float(_signed(a))), None)),
     "s_cvt_u32_f32": (32, (32,), _to_int(0, 2**32 - 1)),
     "s_cvt_i32_f32": (32, (32,), _to_int(-(2**31), 2**31 - 1)),
+    "s_cvt_f16_f32": (32, (32,), lambda a: (_half_bits(to_float(a)), None)),
+    "s_cvt_f32_f16": (32, (32,), lambda a: (_bits(_half(a)), None)),
+    "s_cvt_hi_f32_f16": (32, (32,), lambda a: (_bits(_half(a >> 16)), None)),
+    "s_add_f16": (32, (32, 32), _two_halves(lambda a, b: a + b)),
+    "s_sub_f16": (32, (32, 32), _two_halves(lambda a, b: a - b)),
+    "s_mul_f16": (32, (32, 32), _two_halves(lambda a, b: a * b)),
+    **{
+        f"s_{name}{suffix}_f16": (32, (32, 32), _half_number(pick))
+        for name, pick in (("min", min), ("max", max))
+        for suffix in ("", "_num")
+    },
     **{
         f"s_{name}{suffix}_f32": (32, (32, 32), _number(pick))
         for name, pick in (("min", min), ("max", max))

@@ -22,13 +22,15 @@ import torch
 from tilewright.errors import GateError
 from tilewright.isa.emulate_text import EXEC
 
-__all__ = ["SPARE_ROW", "Memory", "MemoryFault", "Wave", "Words", "bits_of", "mask_of"]
+__all__ = ["PRIVATE", "SPARE_ROW", "Memory", "MemoryFault", "Wave", "Words", "bits_of", "mask_of"]
 
 Words = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 
 _FIRST_ADDRESS = 0x1000_0000_0000
 _GAP = 1 << 33
+PRIVATE = 1 << 46
+"""Where the descriptor points that gfx90a's kernels reach their scratch by."""
 _UNWRITTEN = 0xFFFFFFFF
 SPARE_ROW = 512
 """A vector register of the emulator's own, behind the 256 vector and 256 accumulation registers."""
