@@ -18,7 +18,7 @@ import tilewright
 from model.gguf_models import Tiny, write
 from one_row_table import write_table
 from tilewright.cli.main import cli
-from tilewright.measure import Block, Comparison, MachineState, judge
+from tilewright.measure import Block, Ceiling, Comparison, MachineState, judge
 from tilewright.ops.contract import Inputs
 from tilewright.ops.mmq import spec as mmq_spec
 from tilewright.tiles.tile import Tile
@@ -156,6 +156,22 @@ def test_real_tiles_are_timed(tmp_path: Path) -> None:
     assert row["comparison"]["judgement"]["ratio"] > 0
 
 
+@pytest.mark.parametrize("gflops", [1e-6, 1e9], ids=["beaten", "not beaten"])
+def test_a_time_that_beats_the_ceiling_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, gflops: float
+) -> None:
+    """A product so fast has skipped work, whatever the gate says: there is no verdict."""
+    ceiling = Ceiling(gflops=gflops, gbps=1e9)
+    monkeypatch.setattr("tilewright.model.peak.measure_ceiling", lambda: ceiling)
+    result = invoke(*TILES, "--cache", "hot", "--ceiling")
+    if gflops < 1:
+        assert result.exit_code == 1
+        assert "it skipped work, or the clock or the ceiling is wrong" in result.stderr
+        assert result.stdout == ""
+    else:
+        assert result.exit_code in (0, 4, 5, 6), result.output
+
+
 def test_an_op_of_your_own(measured: Any, tmp_path: Path) -> None:
     measured(found(1.2))
     spec = f"{write_spec(tmp_path)}:SPEC"
@@ -246,6 +262,8 @@ def test_commands_that_cannot_be_compared(
         (["--rev", "a", "--rev", "b"], "or a MODEL"),
         ([*TILES, "--activations", "int8", "--activations", "int8"], "give it once"),
         ([*TILES, "--python", "x"], "--python belongs to --rev"),
+        (["--cmd", "x", "--cmd", "y", "--ceiling"], "--ceiling belongs to products"),
+        ([*TILES, "--activations", "int8", "--ceiling"], "--ceiling is that of float32"),
         (["--shape", "1536", *TILES], "give N,K of the weight, such as 1536,576"),
         ([*TILES, "--m", "0"], "give rows of x, such as 1,16,512"),
         (["nosuch.gguf", "--rev", "a", "--rev", "b"], "'nosuch.gguf' does not exist"),

@@ -26,6 +26,7 @@ from tilewright.cli.common import (
 from tilewright.cli.params import BatchesParam, ShapeParam
 
 if TYPE_CHECKING:
+    from tilewright.measure import Ceiling
     from tilewright.ops.contract import Case, OpSpec
     from tilewright.tune.arms import CompareResult, Settings
 
@@ -104,6 +105,9 @@ _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cm
 @click.option("--python", multiple=True,
               help="Interpreter of each --rev, A's and then B's.  [default: this one, or a virtual "
                    "environment made for what the revision needs]")  # fmt: skip
+@click.option("--ceiling", is_flag=True,
+              help="Measure what this CPU can do at most; a product that beats it is an error, "
+                   "since it skipped work.")  # fmt: skip
 @click.option("--time-limit", type=float, help="Longest run of a command, in seconds.")
 @click.option("--blocks", type=int, default=20, show_default=True, help="Paired blocks, >= 6.")
 @click.option("--alpha", type=float, default=0.05, show_default=True, help="Significance.")
@@ -181,6 +185,10 @@ def _kind(model: Path | str | None, options: dict[str, Any]) -> str:
             f"{_KINDS[kind]} needs products: --op or --type, --shape N,K and --m"
             + ("" if kind == "tile" else "; or a MODEL")
         )
+    if options["ceiling"] and (model is not None or kind not in ("tile", "table")):
+        raise click.UsageError("--ceiling belongs to products: --tile or --table, and no MODEL")
+    if options["ceiling"] and activations == ("int8",):
+        raise click.UsageError("--ceiling is that of float32, and --activations int8 has another")
     if options["python"] and (kind != "rev" or len(options["python"]) != 2):
         raise click.UsageError("--python belongs to --rev and is given twice, A's and then B's")
     return kind
@@ -260,9 +268,21 @@ def _products(kind: str, settings: Settings, options: dict[str, Any]) -> Compare
             ),
             settings,
             on_block=bar.on_block,
+            ceiling=_ceiling(arch) if options["ceiling"] else None,
         )
     a, b = (ArmInfo(n, t, "passed the gate") for n, t in zip("AB", titles, strict=True))
     return CompareResult(kind, spec.name, a, b, rows, interrupted=interrupted)
+
+
+def _ceiling(arch: str) -> Ceiling:
+    from tilewright.device import cpu_device
+    from tilewright.errors import UnsupportedError
+    from tilewright.model.peak import measure_ceiling
+
+    if arch != cpu_device().arch:
+        raise UnsupportedError(f"--ceiling is measured on this CPU; the products run on {arch}")
+    with status("measuring the ceiling"):
+        return measure_ceiling()
 
 
 def _commands(

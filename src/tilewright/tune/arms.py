@@ -17,6 +17,7 @@ from typing import Any
 
 from tilewright.measure import (
     Block,
+    Ceiling,
     Clock,
     Comparison,
     SamplePlan,
@@ -180,6 +181,7 @@ def run_contests(
     settings: Settings,
     *,
     on_block: Callable[[str, int, Block], Any] | None = None,
+    ceiling: Ceiling | None = None,
 ) -> tuple[tuple[CompareRow, ...], bool]:
     """Run contests in turn; Holm over all of their verdicts.
 
@@ -188,12 +190,14 @@ def run_contests(
         settings: how they are run.
         on_block: called after each block with the contest's label, its number of finished blocks
             and the block.
+        ceiling: what the machine can do at most.
 
     Returns:
         (rows, whether Ctrl-C ended the run). What was finished by then is kept.
 
     Raises:
         KeyboardInterrupt: before the first block was finished.
+        MeasureError: a time that beats the ceiling.
     """
     rows: list[CompareRow] = []
     interrupted = False
@@ -202,7 +206,7 @@ def run_contests(
             if isinstance(contest, CompareRow):
                 rows.append(contest)
                 continue
-            rows.append(_run(contest, settings, on_block))
+            rows.append(_run(contest, settings, on_block, ceiling))
             comparison = rows[-1].comparison
             if comparison is not None and comparison.interrupted:
                 interrupted = True
@@ -223,6 +227,7 @@ def _run(
     contest: Contest,
     settings: Settings,
     on_block: Callable[[str, int, Block], Any] | None,
+    ceiling: Ceiling | None,
 ) -> CompareRow:
     done = 0
 
@@ -244,6 +249,7 @@ def _run(
         post_check=contest.post_check,
         on_block=count,
         work=contest.work,
+        ceiling=ceiling,
         seed=settings.seed,
         alpha=settings.alpha,
         delta=settings.delta,
