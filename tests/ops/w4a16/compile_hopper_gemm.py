@@ -67,14 +67,22 @@ def compile_job(job: dict[str, Any]) -> Any:
 
 
 def assemble(ptx: str) -> tuple[str, str]:
-    """What ptxas says of a kernel, and its machine code as text."""
+    """What ptxas says of a kernel, and its machine code as text.
+
+    Triton brings two of them, and the newer one alone knows the PTX of its newest versions.
+    """
     with tempfile.TemporaryDirectory() as folder:
         text, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         text.write_text(ptx)
-        said = subprocess.run(
-            [TOOLS / "ptxas", "-v", "-arch=sm_90a", text, "-o", binary],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        for name in ("ptxas", "ptxas-blackwell"):
+            said = subprocess.run(
+                [TOOLS / name, "-v", "-arch=sm_90a", text, "-o", binary],
+                capture_output=True, text=True,
+            )  # fmt: skip
+            if "Unsupported .version" not in said.stderr:
+                break
+        if said.returncode:
+            raise RuntimeError(said.stderr[:500])
         code = subprocess.run(
             [TOOLS / "nvdisasm", "-c", binary], capture_output=True, text=True, check=True
         )
@@ -84,9 +92,9 @@ def assemble(ptx: str) -> tuple[str, str]:
 def result(job: dict[str, Any]) -> dict[str, Any]:
     try:
         kernel = compile_job(job)
+        said, code = assemble(kernel.asm["ptx"])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
-    said, code = assemble(kernel.asm["ptx"])
     products = re.findall(r"HGMMA\.\S+ R\d+, (\w+)", code)
     return {
         "error": "",

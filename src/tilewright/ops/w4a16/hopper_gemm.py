@@ -18,13 +18,14 @@ transposed, so acc is [BN, BM]: BN rows of the weight, BM rows of x.
 Fields of a tile ("hopper")
     block_n     64 (4 warps multiply), 128 or 256 (8 warps): rows of the weight
     block_m     16 to 256, a power of two: rows of x; at most 32768 / block_n
-    block_k     64 or 128: columns of a step
+    block_k     64 or 128: columns of a step; it divides G, or G divides it, unless G is all of K
     num_stages  steps in flight, at least 2; `smem_hopper` says what they take
-    ctas        programs that a multiprocessor runs at once, sharing its registers
-    group_m     rows of tiles that are walked column by column, to share x and w in the cache
     split_k     1: whole tiles only. 2 to 8: each tile's K in so many parts, where there are fewer
                 tiles than programs. 0: as many tiles are cut as it takes for every program to get
                 an equal stretch of K
+    ctas        programs that a multiprocessor runs at once, sharing its registers: 2 leave them for
+                tiles of at most 8192 outputs
+    group_m     rows of tiles that are walked column by column, to share x and w in the cache
 
 A tile cut in parts is finished by the program with its last steps of K: the others leave float32
 sums in the workspace, and it adds them in the order of K. It waits only for programs of lower
