@@ -26,6 +26,11 @@ ASM = f"triton({SQUARE}, order=xw, dequant=asm)"
 PLAIN = f"triton({SQUARE}, order=xw, dequant=packed)"
 SCALAR = f"triton({SQUARE}, order=xw, dequant=scalar)"
 AMD = "amd(block_m=64, block_n=64, block_k=64, num_warps=4, warps_m=1, num_stages=2, x_path=shared)"
+SKINNY = "skinny(block_m=16, block_n=64, block_k=32, num_warps=4, num_stages=2, split_k=8)"
+DECODE = (
+    "hopper_decode(block_m=8, block_n=32, split_k=2, unroll=2, warps_k=8, warps_n=1, "
+    "x_load=vectors)"
+)
 HOPPER = "hopper(block_n=256, block_m=128, block_k=64, num_stages=4, ctas=1, group_m=4, split_k=1)"
 
 
@@ -66,6 +71,14 @@ BUDGETS = {
     "gfx1201 amd": Budget(Job("gfx1201", AMD), 67, 62, 32, 16, 4, 104, WMMA),
     "gfx90a amd": Budget(Job("gfx90a", AMD), 39, 36, 16, 8, 2, 96, "v_mfma_f32_16x16x16"),
     "gfx942 amd": Budget(Job("gfx942", AMD), 39, 36, 16, 8, 2, 96, "v_mfma_f32_16x16x16"),
+    "gfx1151 skinny": Budget(Job("gfx1151", SKINNY, m=4), 57, 52, 16, 8, 1, 80, WMMA),
+    "gfx90a skinny": Budget(
+        Job("gfx90a", SKINNY, m=4), 36, 33, 8, 4, 1, 40, "v_mfma_f32_16x16x16"
+    ),
+    # Codes are multiplied as they are, and zero points come off the sums: nothing is packed maths.
+    "sm_90 hopper_decode": Budget(
+        Job("sm_90", DECODE, m=2), 200, 183, 0, 64, 4, 128, "HMMA.16816.F32"
+    ),
     # Weights go from registers into wgmma: nothing is written to shared memory.
     "sm_90 hopper": Budget(
         Job("sm_90", HOPPER), 140, 129, 64, 32, 0, 168, "HGMMA.64x128x16.F32 (A in registers)"
