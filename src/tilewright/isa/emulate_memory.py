@@ -1,4 +1,4 @@
-"""Loads, stores and atomics as functions of a wave: scalar, global, buffer, LDS, scratch.
+"""Loads and stores as functions of a wave: scalar, global, buffer, LDS, scratch.
 
 Every access is checked. A buffer access past the descriptor's own size reads 0 and writes nothing,
 as the hardware does it, which compilers use for masks; below that size it must lie in a tensor.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tilewright.isa.emulate_address import Addresses, addresses_of, offset_of
+from tilewright.isa.emulate_atomic import compile_atomic
 from tilewright.isa.emulate_operands import Array, raw_reader
 from tilewright.isa.emulate_scalar import scalar_reader, signed
 from tilewright.isa.emulate_state import PRIVATE, MemoryFault, Wave
@@ -21,9 +22,6 @@ from tilewright.isa.emulate_text import Instruction, Operand
 __all__ = ["compile_memory"]
 
 Run = Callable[[Wave], None]
-Addresses = Callable[[Wave], tuple[Array, Array]]
-"""Of a wave: byte addresses [lanes], int64, and which lanes access memory."""
-
 _WIDTHS = {
     "b8": 1, "byte": 1, "b16": 2, "short": 2, "b32": 4, "dword": 4, "b64": 8, "dwordx2": 8,
     "b96": 12, "dwordx3": 12, "b128": 16, "dwordx4": 16,
@@ -45,7 +43,7 @@ def compile_memory(ins: Instruction, lanes: int) -> Run | None:
     if "lds" in ins.modifiers or "tfe" in ins.modifiers or "gds" in ins.modifiers:
         raise ins.refuse("loads straight to LDS, and global data share")
     if "_atomic_" in name:
-        return _atomic(ins, lanes)
+        return compile_atomic(ins, lanes)
     if name.startswith("ds_") and name.endswith(("permute_b32", "swizzle_b32")):
         return _ds_permute(ins, lanes)
     if name.startswith(("ds_read2", "ds_write2", "ds_load_2addr", "ds_store_2addr")):
@@ -67,7 +65,7 @@ def compile_memory(ins: Instruction, lanes: int) -> Run | None:
         size, extend = _WIDTHS[width], False
     else:
         return None
-    addresses, data = _addresses(ins, space, is_load, lanes)
+    addresses, data = addresses_of(ins, space, is_load, lanes)
     memory = _memory(space)
     if is_load:
         return _load(memory, addresses, data.index, size, extend, part or "")
@@ -84,7 +82,7 @@ def _scalar_load(ins: Instruction) -> Run | None:
     first, at = target.index, base.index
     buffer = "buffer" in ins.mnemonic
     reads = [scalar_reader(ins, op) for op in offsets]
-    fixed = _offset(ins)
+    fixed = offset_of(ins)
     is_signed = ins.mnemonic.startswith("s_load_i")
 
     def run(w: Wave) -> None:
@@ -96,76 +94,6 @@ def _scalar_load(ins: Instruction) -> Run | None:
         size = int(narrow) // 8 if narrow else 4
         for n, value in enumerate(w.memory.read_scalar(start, count, size)):
             w.set(first + n, signed(value, 8 * size) if is_signed else value)
-
-    return run
-
-
-def _offset(ins: Instruction) -> int:
-    return int(ins.modifiers.get("offset", "0"), 0)
-
-
-def _addresses(
-    ins: Instruction, space: str, is_load: bool, lanes: int
-) -> tuple[Addresses, Operand]:
-    """How an access forms its addresses, and the operand that it loads to or stores."""
-    operands = list(ins.operands)
-    fixed = np.int64(_offset(ins))
-    if space == "ds":
-        data, at = (operands[0], operands[1]) if is_load else (operands[1], operands[0])
-        base = raw_reader(ins, at, 32, lanes)
-        return (lambda w: (base(w).astype(np.int64) + fixed, w.mask)), data
-    if space == "buffer":
-        return _buffer_addresses(ins, lanes), operands[0]
-    if space == "scratch":
-        data = operands.pop(0 if is_load else 1)
-        terms = [_term(ins, op, lanes) for op in operands if op.kind != "off"]
-        return (lambda w: (sum((t(w) for t in terms), fixed * np.ones(lanes, int)), w.mask)), data
-    data = operands.pop(0 if is_load else 1)
-    vector, *rest = operands
-    scalar = rest[0] if rest and rest[0].kind == "s" else None
-    if scalar is None:
-        wide = raw_reader(ins, vector, 64, lanes)
-        return (lambda w: (wide(w).astype(np.int64) + fixed, w.mask)), data
-    low, pair = raw_reader(ins, vector, 32, lanes), scalar.index
-    return (
-        lambda w: (low(w).astype(np.int64) + (w.s[pair] | w.s[pair + 1] << 32) + fixed, w.mask)
-    ), data
-
-
-def _term(ins: Instruction, op: Operand, lanes: int) -> Callable[[Wave], Array]:
-    read = raw_reader(ins, op, 32, lanes)
-    return lambda w: read(w).astype(np.int64)
-
-
-def _buffer_addresses(ins: Instruction, lanes: int) -> Addresses:
-    """base + soffset + instruction offset (+ offset of the lane) (+ index * stride)."""
-    operands = ins.operands[1:]
-    fixed = _offset(ins)
-    offen, idxen = "offen" in ins.modifiers, "idxen" in ins.modifiers
-    vector = operands[0]
-    descriptor = next(op for op in operands if op.kind == "s" and op.count == 4)
-    soffset = scalar_reader(ins, operands[operands.index(descriptor) + 1])
-    at = descriptor.index
-    index = raw_reader(ins, vector, 32, lanes) if idxen else None
-    lane_offset = None
-    if offen:
-        row = Operand("v", vector.text, vector.index + (1 if idxen else 0))
-        lane_offset = raw_reader(ins, row, 32, lanes)
-
-    def run(w: Wave) -> tuple[Array, Array]:
-        base = w.s[at] | (w.s[at + 1] & 0xFFFF) << 32
-        stride, records = w.s[at + 1] >> 16 & 0x3FFF, w.s[at + 2]
-        if w.s[at + 1] >> 31:
-            raise MemoryFault("a swizzled buffer descriptor, which the emulator does not form")
-        offset = np.full(lanes, fixed, dtype=np.int64)
-        if lane_offset is not None:
-            offset += lane_offset(w)
-        inside = offset < records
-        if index is not None:
-            number = index(w).astype(np.int64)
-            inside = number < records if stride else offset + number * stride < records
-            offset += number * stride
-        return base + offset + soffset(w), w.mask & inside
 
     return run
 
@@ -332,7 +260,7 @@ def _ds_permute(ins: Instruction, lanes: int) -> Run:
     target, address, value = ins.operands
     where = raw_reader(ins, address, 32, lanes)
     what = raw_reader(ins, value, 32, lanes)
-    fixed = np.uint32(_offset(ins))
+    fixed = np.uint32(offset_of(ins))
     push = ins.mnemonic == "ds_permute_b32"
 
     def run(w: Wave) -> None:
@@ -362,54 +290,3 @@ def _swizzle(ins: Instruction, lanes: int) -> Run:
     return lambda w: w.put(
         target, np.where(w.mask[picked], w.v[source][picked], np.uint32(0)).astype(np.uint32)
     )
-
-
-_ATOMIC: dict[str, Callable[[int, int], int]] = {
-    "add": lambda old, new: old + new, "add_u32": lambda old, new: old + new,
-    "sub": lambda old, new: old - new, "sub_u32": lambda old, new: old - new,
-    "swap": lambda old, new: new, "swap_b32": lambda old, new: new,
-    "or": lambda old, new: old | new, "or_b32": lambda old, new: old | new,
-    "and": lambda old, new: old & new, "and_b32": lambda old, new: old & new,
-    "xor": lambda old, new: old ^ new, "xor_b32": lambda old, new: old ^ new,
-    "umax": max, "max_u32": max, "umin": min, "min_u32": min,
-    "inc": lambda old, new: 0 if old >= new else old + 1,
-    "inc_u32": lambda old, new: 0 if old >= new else old + 1,
-}  # fmt: skip
-_COMPARE_AND_SWAP = ("cmpswap", "cmpswap_b32")
-
-
-def _atomic(ins: Instruction, lanes: int) -> Run | None:
-    """32-bit integer atomics; lanes take their turn in order."""
-    space, _, verb = ins.mnemonic.partition("_atomic_")
-    if space not in ("global", "flat", "buffer") or verb not in (*_ATOMIC, *_COMPARE_AND_SWAP):
-        return None
-    returns = any(n in ins.modifiers for n in ("glc", "sc0")) or "RETURN" in ins.modifiers.get(
-        "th", ""
-    )
-    has_target = returns and space != "buffer"
-    addresses, data = _addresses(ins, space, is_load=False, lanes=lanes)
-    if has_target:
-        target, vector, data, *rest = ins.operands
-        short = replace(ins, operands=(vector, data, *rest))
-        addresses, _ = _addresses(short, space, is_load=False, lanes=lanes)
-    else:
-        target = data
-    combine = _ATOMIC.get(verb)
-
-    def run(w: Wave) -> None:
-        places, mask = addresses(w)
-        before = w.v[target.index].copy()
-        for lane in np.flatnonzero(mask):
-            place = places[lane : lane + 1]
-            old = int(w.memory.read(place, 4).view(np.uint32)[0, 0])
-            new = int(w.v[data.index, lane])
-            if combine is not None:
-                value = combine(old, new) & 0xFFFFFFFF
-            else:
-                value = new if old == int(w.v[data.index + 1, lane]) else old
-            w.memory.write(place, np.array([[value]], dtype=np.uint32).view(np.uint8))
-            before[lane] = old
-        if returns:
-            w.put(target.index, before)
-
-    return run
