@@ -24,13 +24,9 @@ import argparse
 import json
 import math
 import os
-import selectors
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +39,9 @@ from device import describe, versions  # noqa: E402
 from ladders import judged_pairs, read_ladder, stacks_of, tile_of  # noqa: E402
 from plan import PARTS, SHAPES, Case, cases_of, weight_key  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
+from supervise import MARK, Supervisor, run_all  # noqa: E402
 
 _CONTENDERS = ("cublas", "tilewright", "triton", "humming", "gemlite", "tinygemm")
-_MARK = "@@ "
-_STRIKES = 3  # an arm that broke this many processes is left out of all that follows
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -133,109 +128,10 @@ def ladder_cases(
     return cases
 
 
-class Supervisor:
-    """Runs children until every case is done, left out, or time is up."""
-
-    def __init__(self, args: argparse.Namespace, cases: list[Case], command: list[str]) -> None:
-        self._args, self._command = args, command
-        self._pending = {case.id: case for case in cases}
-        self._skip: dict[str, dict[str, str]] = {}
-        self._strikes: dict[str, int] = {}
-        self.records: list[dict[str, Any]] = []
-        self.notes: list[str] = []
-        self.device: dict[str, Any] = {}
-
-    def run(self, end: float) -> None:
-        """Until `end`, by time.monotonic()."""
-        while self._pending and time.monotonic() < end:
-            last, reason = self._child(end)
-            if not reason:
-                break
-            if last is None:
-                self.notes.append(f"a process ended before its first case: {reason}")
-                break
-            if last["arm"] == "":  # no single arm is to blame: the case is given up
-                self.notes.append(f"{last['case']}: {reason} ({last['stage']})")
-                self._pending.pop(last["case"], None)
-                continue
-            self._strike(last, reason)
-        for case in self._pending.values():
-            self.notes.append(f"{case.id}: not run")
-
-    def _strike(self, last: dict[str, Any], reason: str) -> None:
-        """The arm that a process broke at is left out: of this case, in the end of all."""
-        arm = last["arm"]
-        text = f"{reason} ({last['stage']})"
-        self._skip.setdefault(last["case"], {})[arm] = text
-        self._strikes[arm] = self._strikes.get(arm, 0) + 1
-        self.notes.append(f"{last['case']}, {arm}: {text}")
-        if self._strikes[arm] >= _STRIKES:
-            for case in self._pending:
-                self._skip.setdefault(case, {}).setdefault(arm, "broke too many processes")
-
-    def _child(self, end: float) -> tuple[dict[str, Any] | None, str]:
-        """(what was last begun, why the process ended; "" when it finished all it was given)."""
-        with tempfile.TemporaryDirectory() as folder:
-            orders = Path(folder) / "orders.json"
-            orders.write_text(json.dumps({"cases": list(self._pending), "skip": self._skip}))
-            child = subprocess.Popen(
-                [*self._command, "--child", str(orders)], stdout=subprocess.PIPE, bufsize=0
-            )
-            try:
-                return self._listen(child, end)
-            finally:
-                child.kill()
-                child.wait()
-                if child.stdout is not None:
-                    child.stdout.close()
-
-    def _listen(
-        self, child: subprocess.Popen[bytes], end: float
-    ) -> tuple[dict[str, Any] | None, str]:
-        last: dict[str, Any] | None = None
-        assert child.stdout is not None
-        rest = b""
-        with selectors.DefaultSelector() as news:
-            news.register(child.stdout, selectors.EVENT_READ)
-            while True:
-                left = end - time.monotonic()
-                if left <= 0:
-                    return last, ""
-                if not news.select(min(left, self._args.stall)):
-                    if left <= self._args.stall:
-                        return last, ""
-                    return last, f"no news for {self._args.stall:g} s"
-                found = os.read(child.stdout.fileno(), 1 << 16)
-                if not found:
-                    code = child.wait()
-                    return last, "" if code == 0 else f"its process ended with code {code}"
-                *lines, rest = (rest + found).split(b"\n")
-                for line in lines:
-                    last = self._event(line.decode(errors="replace")) or last
-
-    def _event(self, line: str) -> dict[str, Any] | None:
-        """Take in a line of the child; the event if it says what begins."""
-        if not line.startswith(_MARK):
-            print(line, file=sys.stderr)
-            return None
-        event: dict[str, Any] = json.loads(line[len(_MARK) :])
-        if event["event"] == "begin":
-            return event
-        if event["event"] == "device":
-            self.device = event["device"]
-        else:
-            record = event["record"]
-            if record["part"] == "ladder":
-                record["pairs"] = ladder_pairs(record)
-            self.records.append(record)
-            self._pending.pop(record["id"])
-            _show(record)
-        return None
-
-
-def _show(record: dict[str, Any]) -> None:
-    """A line for each case as it is finished."""
+def show_record(record: dict[str, Any]) -> None:
+    """A line for each case as it is finished; a ladder's record also gets its comparisons."""
     if record["part"] == "ladder":
+        record["pairs"] = ladder_pairs(record)
         print(f"{record['id']}:\n{ladder_text(record)}", flush=True)
         return
     cells = []
@@ -288,10 +184,12 @@ def child(args: argparse.Namespace, cases: list[Case]) -> int:
     from tilewright.measure import EventClock, StateProbe
 
     def write_event(event: dict[str, Any]) -> None:
-        print(_MARK + json.dumps(_finite(event)), flush=True)
+        print(MARK + json.dumps(_finite(event)), flush=True)
 
     orders = json.loads(args.child.read_text())
     wanted = [case for case in cases if case.id in set(orders["cases"])]
+    if "prepare" in orders:
+        return prepare_arm(wanted, orders["prepare"])
     settings = Settings(args.blocks, args.readings, args.seed)
     journal = Journal(write_event)
     clock = EventClock()
@@ -318,6 +216,24 @@ def child(args: argparse.Namespace, cases: list[Case]) -> int:
     return 0
 
 
+def prepare_arm(cases: list[Case], arm: str) -> int:
+    """Launch an arm once at each M of its cases, which are of one weight."""
+    import torch
+    from operands import DTYPES, activations, draw_weight
+    from timing import Arms
+
+    first = cases[0]
+    arms = Arms(draw_weight(first.N, first.K, first.group, symmetric=first.symmetric))
+    name, _, dtype = arm.rpartition("/")
+    for case in cases:
+        try:
+            arms.of(case, name, dtype)[0](activations(case.M, case.K, DTYPES[dtype]))
+        except Exception:  # it will be told where it counts
+            traceback.print_exc()
+    torch.cuda.synchronize()
+    return 0
+
+
 def _finite(value: Any) -> Any:
     """JSON has no infinities: they become null."""
     if isinstance(value, dict):
@@ -325,35 +241,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def run_all(args: argparse.Namespace, cases: list[Case], command: list[str]) -> Supervisor:
-    """Timed cases alone on the machine; then the others, several processes at once.
-
-    Returns:
-        One supervisor with the records and notes of all.
-    """
-    end = time.monotonic() + args.seconds
-    whole = Supervisor(args, [case for case in cases if case.caches], command)
-    try:
-        whole.run(end)
-        checked = [case for case in cases if not case.caches]
-        keys = list(dict.fromkeys(weight_key(case) for case in checked))
-        parts = [
-            Supervisor(args, [c for c in checked if keys.index(weight_key(c)) % args.jobs == i],
-                       command)
-            for i in range(min(args.jobs, len(keys)))
-        ]  # fmt: skip
-        with ThreadPoolExecutor(max(1, len(parts))) as pool:
-            for future in [pool.submit(part.run, end) for part in parts]:
-                future.result()
-        for part in parts:
-            whole.records += part.records
-            whole.notes += part.notes
-            whole.device = whole.device or part.device
-    except KeyboardInterrupt:
-        whole.notes.append("interrupted")
-    return whole
 
 
 def result_of(supervisor: Supervisor, args: argparse.Namespace) -> dict[str, Any]:
@@ -383,7 +270,9 @@ def main(words: list[str] | None = None) -> int:
         return child(args, cases)
     given = sys.argv[1:] if words is None else words
     started = time.monotonic()
-    supervisor = run_all(args, cases, [sys.executable, str(Path(__file__).resolve()), *given])
+    supervisor = run_all(
+        args, cases, [sys.executable, str(Path(__file__).resolve()), *given], show_record
+    )
     for note in supervisor.notes:
         print(f"note: {note}")
     if not supervisor.records:

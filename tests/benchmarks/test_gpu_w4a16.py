@@ -259,6 +259,10 @@ def test_words_hold_code_i_at_bit_4i(script: Any) -> None:
 CHILD = """
 import json, sys, time
 orders = json.load(open(sys.argv[sys.argv.index("--child") + 1]))
+if "prepare" in orders:
+    with open(__file__ + ".prepared", "a") as file:
+        file.write(f"{len(orders['cases'])} {orders['prepare']}\\n")
+    sys.exit(3)
 def tell(**event): print("@@ " + json.dumps(event), flush=True)
 def done(case, failed): tell(event="done", record={
     "id": case, "part": "prefill", "N": 8, "K": 8, "M": 1, "group": 8, "symmetric": False,
@@ -280,7 +284,8 @@ def supervisor(script: Any, tmp_path: Path, fault: str, how: str, *words: str) -
     child.write_text(CHILD.replace("FAULT", fault).replace("BREAK", how))
     main = script("w4a16")
     args = main.arguments(["--part", "prefill", "--shapes", "4096x4096", *words])
-    return main.run_all(args, main.plan_of(args), [sys.executable, str(child)])
+    cases, command = main.plan_of(args), [sys.executable, str(child)]
+    return script("supervise").run_all(args, cases, command, main.show_record)
 
 
 def test_an_arm_that_kills_its_process_is_left_out(script: Any, tmp_path: Path) -> None:
@@ -292,6 +297,15 @@ def test_an_arm_that_kills_its_process_is_left_out(script: Any, tmp_path: Path) 
     assert reasons[3] == "broke too many processes"  # three processes, not four
     assert len(found.notes) == 3
     assert found.device["name"] == "fake"
+
+
+def test_arms_that_compile_are_prepared_once_a_weight(script: Any, tmp_path: Path) -> None:
+    found = supervisor(script, tmp_path, "x", "pass")
+    lines = sorted((tmp_path / "child.py.prepared").read_text().splitlines())
+    assert lines == sorted(
+        ["4 tilewright/float16", "4 tilewright/bfloat16", "4 triton/float16", "4 humming/float16"]
+    )
+    assert len(found.records) == 4  # whatever became of the preparation
 
 
 def test_an_arm_that_hangs_is_left_out(script: Any, tmp_path: Path) -> None:
@@ -322,7 +336,8 @@ def test_what_is_only_checked_runs_in_several_processes(script: Any, tmp_path: P
     child.write_text(CHILD.replace("FAULT", "x").replace("BREAK", "pass"))
     main = script("w4a16")
     args = main.arguments(["--part", "error", "--rows", "1,16", "--jobs", "5"])
-    found = main.run_all(args, main.plan_of(args), [sys.executable, str(child)])
+    command = [sys.executable, str(child)]
+    found = script("supervise").run_all(args, main.plan_of(args), command, main.show_record)
     assert sorted(r["id"] for r in found.records) == sorted(c.id for c in main.plan_of(args))
     assert found.notes == []
 
