@@ -207,9 +207,10 @@ def _default_decode(problem: Problem) -> Tile:
     tiles, steps = _cut(problem.N, 32), _cut(problem.K, _BLOCK * unroll)
     while split_k < 8 and 2 * tiles * split_k <= 3 * _UNITS and 2 * split_k * warps_k <= steps:
         split_k *= 2
+    masked = problem.K % (_BLOCK * unroll * warps_k * split_k) != 0
     return Tile.of(
         "hopper_decode", block_m=8 if few else 16, block_n=32, warps_n=1, warps_k=warps_k,
-        unroll=unroll, split_k=split_k, x_load="vectors",
+        unroll=unroll, split_k=split_k, x_load="vectors" if few or not masked else "pairs",
     )  # fmt: skip
 
 
