@@ -173,7 +173,7 @@ def test_a_revision_whose_isa_fails_says_what_it_said(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "tilewright"\n')
     said = (
         ("raise SystemExit(\"Error: No such command 'isa'.\")", "has no `tilewright isa`; take a"),
-        ("raise SystemExit('error: tile x')", "revision . (working tree): error: tile x"),
+        ("raise SystemExit('error: tile x')", "error: revision . (working tree): tile x"),
     )
     subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
     for code, message in said:

@@ -252,5 +252,10 @@ def test_a_process_that_interprets_compiles_nothing(tmp_path: Path) -> None:
 
 def test_without_triton_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'tilewright\[triton\]'"):
-        cross_compile(lambda: None, "gfx1151")
+    tile = default_tile("w4a16", PROBLEM)
+    for call in (
+        lambda: cross_compile(lambda: None, "gfx1151"),
+        lambda: compile_tile("w4a16", PROBLEM, tile),
+    ):
+        with pytest.raises(UnsupportedError, match=r"pip install 'tilewright\[triton\]'"):
+            call()

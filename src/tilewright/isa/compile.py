@@ -21,7 +21,7 @@ from tilewright.layout.hopper import HopperW4
 from tilewright.layout.pack import family_of, pack_w4_for
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.contract import DTYPES, Case, OpSpec
-from tilewright.ops.cross import Compiled, check_arch, cross_compile, target_units
+from tilewright.ops.cross import Compiled, check_arch, check_triton, cross_compile, target_units
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16 import gpu
 from tilewright.ops.workspace import Workspace
@@ -66,6 +66,7 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
             f"{problem.arch}; {', '.join(gpu.space_of(WordsW4).fields)} serve other chips"
         )
     space.check(tile, problem)
+    check_triton()
     kernel = gpu._kernel(tile.algorithm)
     m, n, k = problem.M, problem.N, problem.K
     x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))

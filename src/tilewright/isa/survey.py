@@ -142,9 +142,8 @@ def survey_revision(revision: Revision, arguments: Sequence[str]) -> list[Entry]
                 f"revision {revision.title} has no `tilewright isa`; take a later one"
             ) from error
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise TilewrightError(
-            f"revision {revision.title}: {said[-1] if said else 'it prints no result'}"
-        ) from error
+        last = said[-1].removeprefix("error: ") if said else "it prints no result"
+        raise TilewrightError(f"revision {revision.title}: {last}") from error
 
 
 def write_asm(folder: Path, stem: str, compiled: Sequence[Compiled]) -> list[Path]:

@@ -35,7 +35,15 @@ import torch
 from tilewright.device import INTERPRETER, arch_of
 from tilewright.errors import TileError, UnsupportedError
 
-__all__ = ["Compiled", "check_arch", "cross_compile", "target_arch", "target_units", "warp_size"]
+__all__ = [
+    "Compiled",
+    "check_arch",
+    "check_triton",
+    "cross_compile",
+    "target_arch",
+    "target_units",
+    "warp_size",
+]
 
 _UNITS = {"sm_80": 108, "sm_90": 132, "gfx90a": 104, "gfx942": 304, "gfx1151": 20, "gfx1100": 48}
 _UNITS_UNKNOWN = 64
@@ -86,6 +94,23 @@ def check_arch(arch: str) -> None:
         )
 
 
+def check_triton() -> None:
+    """Raise UnsupportedError unless triton is installed and this process compiles with it."""
+    try:
+        from triton import knobs, language
+        from triton.runtime.jit import JITFunction
+    except ImportError as error:
+        raise UnsupportedError(
+            "kernels are compiled by triton, which is not installed; "
+            "pip install 'tilewright[triton]' (Linux)"
+        ) from error
+    if knobs.runtime.interpret or not isinstance(language.cdiv, JITFunction):
+        raise UnsupportedError(
+            "TRITON_INTERPRET is set, or was when triton was imported: this process interprets "
+            "kernels; compile them in one where it is not set"
+        )
+
+
 def target_arch(device: torch.device) -> str:
     """The arch that kernels launched now are compiled for.
 
@@ -128,19 +153,9 @@ def cross_compile(launch: Callable[[], object], arch: str) -> tuple[Compiled, ..
         TileError: the compiler refuses, with what it said.
     """
     check_arch(arch)
-    try:
-        from triton import knobs, language
-        from triton.runtime.jit import JITFunction
-    except ImportError as error:
-        raise UnsupportedError(
-            "kernels are compiled by triton, which is not installed; "
-            "pip install 'tilewright[triton]' (Linux)"
-        ) from error
-    if knobs.runtime.interpret or not isinstance(language.cdiv, JITFunction):
-        raise UnsupportedError(
-            "TRITON_INTERPRET is set, or was when triton was imported: this process interprets "
-            "kernels; compile them in one where it is not set"
-        )
+    check_triton()
+    from triton.runtime.jit import JITFunction
+
     found: list[Compiled] = []
     logs = io.StringIO()
     device = f"cross:{arch}"
