@@ -27,6 +27,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,11 +112,29 @@ def rule_broken(problem: Problem, tile: Tile, archs: Sequence[str]) -> str:
     return ""
 
 
+class Known:
+    """What was found about these kernels before, in a file; empty for other kernels."""
+
+    def __init__(self, path: Path | None, now: Running) -> None:
+        self._path = path
+        self._of = f"{now.kernel_hash}, {now.compiler}"
+        self.found: dict[str, Any] = {}
+        if path is not None and path.exists():
+            kept = json.loads(path.read_text())
+            if kept["of"] == self._of:
+                self.found = kept["found"]
+
+    def keep(self, key: str, value: Any) -> None:
+        self.found[key] = value
+        if self._path is not None:
+            self._path.write_text(json.dumps({"of": self._of, "found": self.found}))
+
+
 class Compiler:
     """Compiles each kind of tile once, and says what forbids it."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], str] = {}
+    def __init__(self, known: Known) -> None:
+        self._known = known
 
     def forbids(self, problem: Problem, tile: Tile, archs: Sequence[str]) -> str:
         """Why the compiled tile may not ship: on which arch it spills, or is refused."""
@@ -128,17 +147,17 @@ class Compiler:
             # A sister of the first: what takes the most registers stands for both kinds.
             if arch != archs[0]:
                 small = replace(small, weight_type="uint4")
-            key = (arch, tile, small.act_dtype, small.weight_type, small.group)
-            if key not in self._known:
+            key = f"{arch} {tile} {small.act_dtype} {small.weight_type} g{small.group}"
+            if key not in self._known.found:
                 try:
                     found = [resources(kernel) for kernel in compile_tile(OP, small, tile)]
                 except TilewrightError as error:
-                    self._known[key] = f"{arch}: {error}"
+                    self._known.keep(key, f"{arch}: {error}")
                 else:
                     faults = [f"{arch}: {why}" for r in found if (why := _over(r))]
-                    self._known[key] = "; ".join(faults)
-            if self._known[key]:
-                return self._known[key]
+                    self._known.keep(key, "; ".join(faults))
+            if self._known.found[key]:
+                return str(self._known.found[key])
         return ""
 
 
@@ -154,12 +173,12 @@ def _over(found: Any) -> str:
 def gate_cases(pairs: Sequence[tuple[Problem, Tile]]) -> dict[str, dict[str, Any]]:
     """What the gate has to look at: the interpreter knows no warps, stages or archs.
 
-    Of the groups that a tile is published for it gets the smallest: the most scales a row.
+    Of the groups that a tile is published for it gets the smallest, the most scales a row, and
+    zero points beside them.
     """
     cases: dict[str, dict[str, Any]] = {}
     for problem, tile in sorted(pairs, key=lambda pair: pair[0].group):
-        order = {"tile": tile.as_dict(), "dtype": problem.act_dtype, "type": problem.weight_type,
-                 "group": problem.group}  # fmt: skip
+        order = {"tile": tile.as_dict(), "dtype": problem.act_dtype, "group": problem.group}
         cases.setdefault(gate_key(problem, tile), order)
     return cases
 
@@ -167,41 +186,57 @@ def gate_cases(pairs: Sequence[tuple[Problem, Tile]]) -> dict[str, dict[str, Any
 def gate_key(problem: Problem, tile: Tile) -> str:
     names = ("block_m", "block_n", "block_k", "dequant", "order")
     numbers = "-".join(str(tile.as_dict()[name]) for name in names)
-    return f"{numbers}-{problem.act_dtype}-{problem.weight_type}"
+    return f"gate {numbers}-{problem.act_dtype}"
 
 
 class Gate:
     """The gate in a process of its own, in which Triton interprets; it runs from the start."""
 
-    def __init__(self, cases: Mapping[str, dict[str, Any]]) -> None:
+    def __init__(self, cases: Mapping[str, dict[str, Any]], known: Known) -> None:
+        self._known = known
         self._folder = tempfile.TemporaryDirectory()
-        orders, self._results = (Path(self._folder.name) / f"{n}.json" for n in ("orders", "found"))
-        orders.write_text(json.dumps(cases))
+        orders = Path(self._folder.name) / "orders.json"
+        orders.write_text(json.dumps({k: v for k, v in cases.items() if k not in known.found}))
         self._child = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), "--gate", str(orders), str(self._results)],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-        )
+            [sys.executable, str(Path(__file__)), "--gate", str(orders)],
+            env={**os.environ, "TRITON_INTERPRET": "1"}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._lines: list[tuple[str, Any]] = []
+        self._listener = threading.Thread(target=self._listen)
+        self._listener.start()
 
-    def results(self) -> dict[str, dict[str, Any]]:
+    def _listen(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            key, found = json.loads(line)
+            print(f"{key}: {found['reason']}", flush=True)
+            self._lines.append((key, found))
+
+    def results(self) -> Mapping[str, dict[str, Any]]:
         """What it found, by key; waits for it.
 
         Raises:
             SystemExit: it broke.
         """
         code = self._child.wait()
-        with self._folder:
-            if code:
-                raise SystemExit(f"error: the gate's process ended with code {code}")
-            found: dict[str, dict[str, Any]] = json.loads(self._results.read_text())
-            return found
+        self.stop()
+        if code:
+            raise SystemExit(f"error: the gate's process ended with code {code}")
+        return self._known.found
 
     def stop(self) -> None:
+        """End the process; what it has found is kept."""
         self._child.kill()
         self._child.wait()
+        self._listener.join()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+        for key, found in self._lines:
+            self._known.keep(key, found)
         self._folder.cleanup()
 
 
-def gate_child(orders: Path, results: Path) -> None:
+def gate_child(orders: Path) -> None:
     """Run the gate on every case of `orders`; TRITON_INTERPRET is set."""
     from tilewright.device import INTERPRETER
     from tilewright.ops.catalog import spec_for
@@ -209,16 +244,12 @@ def gate_child(orders: Path, results: Path) -> None:
     from tilewright.tune.gate import gate
 
     spec = spec_for(OP, INTERPRETER)
-    found = {}
     for key, order in json.loads(orders.read_text()).items():
         tile, group = Tile.from_mapping(order["tile"]), order["group"]
-        case = Case(spec.name, order["type"], order["dtype"], 17, 40, 2 * group, group)
+        case = Case(spec.name, "uint4", order["dtype"], 17, 40, 2 * group, group)
         result = gate(spec, tile, [case])
-        found[key] = {
-            "passed": result.passed, "reason": str(result), "error": result.oracle_error,
-        }  # fmt: skip
-        print(f"gate {key}: {'passed' if result.passed else result}", flush=True)
-    results.write_text(json.dumps(found))
+        found = {"passed": result.passed, "reason": str(result), "error": result.oracle_error}
+        print(json.dumps([key, found]), flush=True)
 
 
 def make(table: PublishedTable, compiler: Compiler) -> tuple[Made, list[tuple[Problem, Tile]]]:
@@ -267,7 +298,8 @@ def finish(
         notes=(
             f"tiles from {table.note}",
             "compiled for every arch of valid_for with no GPU: no spill, registers and LDS within "
-            "the chip; passed the gate in Triton's interpreter; never timed by this package",
+            "the chip; passed the gate in Triton's interpreter, with zero points; never timed by this "
+            "package",
             *(f"dropped {count} rows of {what}" for what, count in sorted(made.dropped.items())),
         ),
     )
@@ -305,10 +337,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="tables, gfx1151 for instance; default: all")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 4 if stale")
     parser.add_argument("--out", type=Path, default=shipped_folder())
-    parser.add_argument("--gate", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--known", type=Path, help="keep what is found in this file, and go on")
+    parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.gate:
-        gate_child(*args.gate)
+        gate_child(args.gate)
         return 0
     known = {Path(table.file).stem: table for table in TABLES}
     strange = sorted(set(args.names) - set(known))
@@ -318,9 +351,10 @@ def main() -> int:
     now = _running(tables[0])
     every = [(problem, tile) for table in tables for problem, tiles in wanted(table)
              for tile in tiles]  # fmt: skip
-    gate = Gate(gate_cases(every))
+    known = Known(args.known, now)
+    gate = Gate(gate_cases(every), known)
     try:
-        compiler, begun = Compiler(), []
+        compiler, begun = Compiler(known), []
         for table in tables:
             made, kept = make(table, compiler)
             begun.append((table, made, kept))
