@@ -298,8 +298,8 @@ def finish(
         notes=(
             f"tiles from {table.note}",
             "compiled for every arch of valid_for with no GPU: no spill, registers and LDS within "
-            "the chip; passed the gate in Triton's interpreter, with zero points; never timed by this "
-            "package",
+            "the chip; passed the gate in Triton's interpreter, with zero points; never timed by "
+            "this package",
             *(f"dropped {count} rows of {what}" for what, count in sorted(made.dropped.items())),
         ),
     )
