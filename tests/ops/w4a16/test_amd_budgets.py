@@ -24,11 +24,11 @@ BUDGETS: dict[tuple[str, str], tuple[int, int]] = {
     ("gfx1201", "float16"): (96, 62),  # 96, 58
     ("gfx90a", "float16"): (72, 36),  # 66, 32
     ("gfx942", "float16"): (72, 36),  # 64, 32
-    ("gfx1151", "bfloat16"): (136, 184),  # 130, 176
-    ("gfx1100", "bfloat16"): (136, 184),  # 130, 176
+    ("gfx1151", "bfloat16"): (126, 184),  # 120, 176
+    ("gfx1100", "bfloat16"): (126, 184),  # 120, 176
     ("gfx1201", "bfloat16"): (112, 113),  # 104, 107
-    ("gfx90a", "bfloat16"): (84, 54),  # 78, 49
-    ("gfx942", "bfloat16"): (84, 56),  # 78, 51
+    ("gfx90a", "bfloat16"): (84, 54),  # 80, 49
+    ("gfx942", "bfloat16"): (84, 56),  # 80, 51
 }
 PACKED = {"gfx1151": 64, "gfx1100": 64, "gfx1201": 32, "gfx90a": 16, "gfx942": 16}
 MATRIX = {"gfx1": "v_wmma_f32_16x16x16", "gfx9": "v_mfma_f32_16x16x16"}
@@ -106,7 +106,7 @@ def test_weights_are_unpacked_in_registers_and_never_stored(compiled, arch, dtyp
         assert counts["packed"] == PACKED[arch]
         assert {"v_pk_add_f16", "v_pk_fma_f16", "v_pk_mul_f16"} <= set(found["mnemonics"])
     else:
-        assert "v_fma_mix_f32" in found["mnemonics"]
+        assert {"v_fma_mix_f32", "v_perm_b32"} <= set(found["mnemonics"])
         assert "v_pk_mul_f16" not in found["mnemonics"]
 
 

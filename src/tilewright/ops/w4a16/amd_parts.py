@@ -10,8 +10,8 @@ multiply-adds and four packed multiplications for eight weights.
 
 bfloat16 has no packed maths on these chips, and rounding (q - z) * s to it would cost more than all
 the rest. q - z itself is exact in bfloat16: `v_fma_mix_f32` reads one half of the float16 pair
-above and subtracts in float32, whose upper 16 bits then are the bfloat16. The scale is multiplied
-to the sums in float32, which is more exact as well.
+above and subtracts in float32, whose upper 16 bits then are the bfloat16; `v_perm_b32` joins two of
+them. The scale is multiplied to the sums in float32, which is more exact as well.
 
 The instructions are spelled out since the compiler, given the same maths, splits the pairs into
 halves. On CDNA a matrix instruction must not follow a vector instruction that writes its operand at
@@ -28,13 +28,33 @@ from triton.experimental.gluon import language as gl
 
 __all__ = ["issued", "weights"]
 
-_PAIRS = (
-    "v_lshrrev_b32 $2, 8, $4",
-    "v_and_or_b32 $0, $4, $5, $7",
-    "v_and_or_b32 $1, $4, $6, $7",
-    "v_and_or_b32 $3, $2, $6, $7",
-    "v_and_or_b32 $2, $2, $5, $7",
-)
+
+def _pairs(word: int) -> tuple[str, ...]:
+    """Codes of operand `word` to pairs in $0 to $3; its masks and 0x64006400 are the next three."""
+    low, high, magic = word + 1, word + 2, word + 3
+    return (
+        f"v_lshrrev_b32 $2, 8, ${word}",
+        f"v_and_or_b32 $0, ${word}, ${low}, ${magic}",
+        f"v_and_or_b32 $1, ${word}, ${high}, ${magic}",
+        f"v_and_or_b32 $3, $2, ${high}, ${magic}",
+        f"v_and_or_b32 $2, $2, ${low}, ${magic}",
+    )
+
+
+def _bfloat16(even: int, odd: int) -> tuple[str, ...]:
+    """Pairs $even, of 1024 + q, and $odd, of 1024 + 16 q, to bfloat16; $4 and $5 are scratch."""
+    one, sixteen = f"${even}, 1.0, -$11", f"${odd}, $10, -$12"
+    half = "op_sel_hi:[1,0,0]"
+    return (
+        f"v_fma_mix_f32 $4, {one} {half}",
+        f"v_fma_mix_f32 $5, {sixteen} {half}",
+        f"v_fma_mix_f32 ${even}, {one} op_sel:[1,0,0] {half}",
+        f"v_fma_mix_f32 ${odd}, {sixteen} op_sel:[1,0,0] {half}",
+        f"v_perm_b32 ${even}, ${even}, $4, $13",
+        f"v_perm_b32 ${odd}, ${odd}, $5, $13",
+    )
+
+
 _MINUS_ZERO = (
     "v_pk_add_f16 $0, $0, $9 neg_lo:[0,1] neg_hi:[0,1]",
     "v_pk_fma_f16 $1, $1, $8, $10 neg_lo:[0,0,1] neg_hi:[0,0,1]",
@@ -49,20 +69,24 @@ def _block(*parts: tuple[str, ...]) -> gl.constexpr:
     return gl.constexpr("\n\t".join(line for part in parts for line in part))
 
 
-_ASM_PAIRS: gl.constexpr = _block(_PAIRS)
-_ASM_CODES: gl.constexpr = _block(_PAIRS, _MINUS_ZERO)
-_ASM_CODES_WAIT: gl.constexpr = _block(_PAIRS, _MINUS_ZERO, _WAIT)
-_ASM_SCALED: gl.constexpr = _block(_PAIRS, _MINUS_ZERO, _TIMES_SCALE)
-_ASM_SCALED_WAIT: gl.constexpr = _block(_PAIRS, _MINUS_ZERO, _TIMES_SCALE, _WAIT)
-_ASM_LOW: gl.constexpr = _block(("v_fma_mix_f32 $0, $1, $2, -$3 op_sel_hi:[1,0,0]",))
-_ASM_HIGH: gl.constexpr = _block(
-    ("v_fma_mix_f32 $0, $1, $2, -$3 op_sel:[1,0,0] op_sel_hi:[1,0,0]",)
-)
+_CODES = (_pairs(4), _MINUS_ZERO)
+_ASM_CODES: gl.constexpr = _block(*_CODES)
+_ASM_CODES_WAIT: gl.constexpr = _block(*_CODES, _WAIT)
+_ASM_SCALED: gl.constexpr = _block(*_CODES, _TIMES_SCALE)
+_ASM_SCALED_WAIT: gl.constexpr = _block(*_CODES, _TIMES_SCALE, _WAIT)
+_ASM_BFLOAT16: gl.constexpr = _block(_pairs(6), _bfloat16(0, 1), _bfloat16(2, 3))
+_ASM_BFLOAT16_WAIT: gl.constexpr = _block(_pairs(6), _bfloat16(0, 1), _bfloat16(2, 3), _WAIT)
+
+
 # Constants are vector registers too: gfx12 must wait before it overwrites a scalar register that a
 # vector instruction has read, and the compiler knows that of its own instructions only.
-_IO_PAIRS: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,v,v,v")
-_IO_CODES: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,v,v,v,v,v,v")
-_IO_SCALED: gl.constexpr = gl.constexpr("=&v,=&v,=&v,=&v,v,v,v,v,v,v,v,v")
+def _registers(outputs: int, inputs: int) -> gl.constexpr:
+    return gl.constexpr(",".join(["=&v"] * outputs + ["v"] * inputs))
+
+
+_IO_CODES: gl.constexpr = _registers(4, 7)
+_IO_SCALED: gl.constexpr = _registers(4, 8)
+_IO_BFLOAT16: gl.constexpr = _registers(6, 8)
 
 
 @gluon.jit
@@ -118,27 +142,29 @@ def _float16_pairs(q, zero, scale, SCALED: gl.constexpr, WAIT: gl.constexpr):
 
 
 @gluon.jit
-def _bfloat16_bits(pair, factor, offset, HIGH: gl.constexpr):
-    """One half of a float16 pair, times `factor`, minus `offset`: exact, so its upper 16 bits."""
-    value = gl.inline_asm_elementwise(
-        _ASM_HIGH if HIGH else _ASM_LOW,
-        "=v,v,v,v",
-        [pair, factor, offset],
-        dtype=gl.int32,
+def _bfloat16_pairs(q, zero, WAIT: gl.constexpr):
+    """Words to four bfloat16 pairs each: q - z."""
+    low_codes = gl.full_like(q, 0x000F000F)
+    high_codes = gl.full_like(q, 0x00F000F0)
+    magic = gl.full_like(q, 0x64006400)
+    upper = gl.full_like(q, 0x07060302)  # the upper two bytes of each of two words
+    offset = _column((zero + 1024).to(gl.float32), q)
+    offset16 = _column((zero + 64).to(gl.float32), q)
+    sixteenth = gl.full_like(offset, 0.0625)
+    p0, p1, p2, p3, _, _ = gl.inline_asm_elementwise(
+        _ASM_BFLOAT16_WAIT if WAIT else _ASM_BFLOAT16,
+        _IO_BFLOAT16,
+        [q, low_codes, high_codes, magic, sixteenth, offset, offset16, upper],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32),
         is_pure=True,
         pack=1,
     )
-    return (value >> 16).to(gl.uint16)
+    return p0, p1, p2, p3
 
 
 @gluon.jit
-def _float16_halves(pair):
+def _halves(pair):
     return (pair & 0xFFFF).to(gl.uint16), (pair >> 16).to(gl.uint16)
-
-
-@gluon.jit
-def _bfloat16_halves(pair, factor, offset):
-    return _bfloat16_bits(pair, factor, offset, False), _bfloat16_bits(pair, factor, offset, True)
 
 
 @gluon.jit
@@ -160,32 +186,12 @@ def weights(
     """
     if dtype == gl.float16:
         p0, p1, p2, p3 = _float16_pairs(q, zero, scale, SCALED, WAIT)
-        l0, h0 = _float16_halves(p0)
-        l1, h1 = _float16_halves(p1)
-        l2, h2 = _float16_halves(p2)
-        l3, h3 = _float16_halves(p3)
     else:
-        p0, p1, p2, p3 = gl.inline_asm_elementwise(
-            _ASM_PAIRS,
-            _IO_PAIRS,
-            [
-                q,
-                gl.full_like(q, 0x000F000F),
-                gl.full_like(q, 0x00F000F0),
-                gl.full_like(q, 0x64006400),
-            ],
-            dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
-            is_pure=True,
-            pack=1,
-        )
-        offset = _column((zero + 1024).to(gl.float32), q)
-        offset16 = _column((zero + 64).to(gl.float32), q)
-        one = gl.full_like(offset, 1.0)
-        sixteenth = gl.full_like(offset, 0.0625)
-        l0, h0 = _bfloat16_halves(p0, one, offset)
-        l1, h1 = _bfloat16_halves(p1, sixteenth, offset16)
-        l2, h2 = _bfloat16_halves(p2, one, offset)
-        l3, h3 = _bfloat16_halves(p3, sixteenth, offset16)
+        p0, p1, p2, p3 = _bfloat16_pairs(q, zero, WAIT)
+    l0, h0 = _halves(p0)
+    l1, h1 = _halves(p1)
+    l2, h2 = _halves(p2)
+    l3, h3 = _halves(p3)
     # Code j = 4 p1 + 2 p0 + half: joined so that the permute only renames registers.
     low = gl.join(gl.join(l0, l2), gl.join(l1, l3))
     high = gl.join(gl.join(h0, h2), gl.join(h1, h3))
