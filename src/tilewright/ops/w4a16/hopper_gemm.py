@@ -4,11 +4,11 @@
 
     y[m, n] = sum_k x[m, k] * s[n, k // G] * (q[n, k] - z[n, k // G]) + bias[n]
 
-One program runs on each multiprocessor. Two producer warps, one for
-x, feed TMA loads through a ring of
-`num_stages` buffers. A step of K is one or two blocks of 64, each::
+One program runs on each multiprocessor, or `ctas` of them. Two producer warps, one for x and one
+for the weights, issue TMA loads into a ring of `num_stages` buffers. A step of K is one or two
+blocks of 64 columns, and a buffer holds a step::
 
-    x [BM, 64] swizzled    words [BN / 64, 4, 128]    scales, zeros [BN / 64, groups, ..]
+    x [blocks, BM, 64] swizzled    words [BN / 64, 4 blocks, 128]    scales, zeros [BN / 64, groups]
 
 The other warps turn a block's words into wgmma's register operand (`hopper_parts`), four k16 slices
 in turn, two in flight: the dequantization of one slice runs under the products of the two before.
@@ -475,6 +475,7 @@ def launch_w4a16_hopper(
     groups, group_steps = _groups(tile.block_k, weight.group_size, k)
     layouts = _layouts(bn, bm, blocks, groups)
     plan = _plan(tile, m, n, k, _units(x.device))
+    assert not plan.cut or workspace.partials.numel() >= plan.programs * bn * bm
     w_desc, s_desc, z_desc = _weight_descriptors(weight, bn, blocks, groups, layouts)
     row = x.stride(0) if m > 1 else -(-k // 8) * 8
     x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, BLOCK], layouts.x_shared)
