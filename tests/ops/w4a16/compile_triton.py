@@ -79,9 +79,9 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
         "shared_bytes": kernel.metadata["shared"],
         "spilled": max((int(a or b) for a, b in spilled), default=0),
         "serialized": re.findall(r"C7\d\d\d", kernel.log),
-        "and_or": len(re.findall(r"v_and_or_b32|lop3\.b32 \S+ \S+ 0x000F000F, 0x6", text)),
+        "and_or": len(re.findall(r"v_and_or_b32|lop3\.b32 \S+ \S+ 0x000F000F, 0x[46]", text)),
         "packed": len(re.findall(r"v_pk_mul_f16|mul\.rn\.b?f16x2", text)),
-        "weights_in_shared": "stmatrix" in text or bool(re.search(r"st\.shared[^;]*b16", text)),
+        "asm": kernel.text("ttir").count("elementwise_inline_asm"),
         "wide_multiplies": len(re.findall(r"muli.*xi64>", kernel.text("ttir"))),
         "mentions_fault": "FAULT" in kernel.text("ttir"),
     }

@@ -38,17 +38,24 @@ TILES = {
     "scalar": BASE.replace(dequant="scalar"),
     "decode": BASE.replace(block_m=16, block_k=64),
     "one stage": BASE.replace(num_stages=1),
-    "deep": BASE.replace(num_stages=4, block_k=64),
-    "large": BASE.replace(block_m=128, block_n=128, num_warps=8, num_stages=3),
-    "wide": BASE.replace(block_m=128, block_n=256, num_warps=8, num_stages=1),
-    "narrow": BASE.replace(block_n=16, block_k=64, num_warps=1),
+    "asm": BASE.replace(block_k=64, dequant="asm"),
+    "large": BASE.replace(block_m=128, block_n=128, num_warps=8, num_stages=2),
+    "wide": BASE.replace(block_m=128, block_n=256, num_warps=8, num_stages=1, dequant="asm"),
+    "narrow": BASE.replace(block_n=16, block_k=64, num_warps=1, num_stages=1),
 }
+LEFT = BASE.replace(order="wx", dequant="asm")
+HOPPER = LEFT.replace(block_m=256, block_n=128, block_k=128, num_warps=8, num_stages=3)
+SUMS = Tile.of(
+    "skinny", block_m=1, block_n=64, block_k=128, split_k=4, num_warps=4, num_stages=2
+)  # fmt: skip
+DOTS = SUMS.replace(block_m=16, block_k=64)
 ARCHS = ("gfx1151", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90")
 JOBS: dict[str, dict[str, Any]] = {
-    **{f"{arch} {name}": {"arch": arch, "tile": t} for arch in ("gfx1151", "sm_90")
-       for name, t in TILES.items()},
+    **{f"gfx1151 {name}": {"arch": "gfx1151", "tile": t} for name, t in TILES.items()},
     **{f"{arch} default": {"arch": arch, "tile": BASE} for arch in ARCHS},
-    "gfx90a large": {"arch": "gfx90a", "tile": TILES["large"]},
+    **{f"{arch} asm": {"arch": arch, "tile": TILES["asm"]} for arch in ("gfx1201", "gfx90a")},
+    "sm_90 large": {"arch": "sm_90", "tile": TILES["large"]},
+    "sm_90 decode": {"arch": "sm_90", "tile": TILES["decode"]},
     "sm_80 wide": {"arch": "sm_80", "tile": TILES["wide"]},
     "gfx1151 bfloat16": {"arch": "gfx1151", "tile": BASE, "dtype": "bfloat16"},
     "sm_90 bfloat16": {"arch": "sm_90", "tile": BASE, "dtype": "bfloat16"},
@@ -57,7 +64,34 @@ JOBS: dict[str, dict[str, Any]] = {
     "gfx942 symmetric": {"arch": "gfx942", "tile": BASE, "zeros": "none"},
     "gfx1151 wide offsets": {"arch": "gfx1151", "tile": BASE, "wide": True},
     "gfx1151 one group": {"arch": "gfx1151", "tile": BASE, "group": 0},
+    "sm_90 left": {"arch": "sm_90", "tile": HOPPER, "words": "k32"},
+    "sm_90 left bfloat16": {
+        "arch": "sm_90", "tile": HOPPER, "words": "k32", "dtype": "bfloat16", "group": 0,
+    },
+    "sm_90 left k8": {"arch": "sm_90", "tile": HOPPER},
+    "sm_90 left symmetric": {"arch": "sm_90", "tile": HOPPER, "words": "k32", "zeros": "none"},
+    "sm_80 left": {"arch": "sm_80", "tile": LEFT, "words": "k32"},
+    "sm_90 few": {"arch": "sm_90", "tile": SUMS, "words": "k32", "m": 1},
+    "gfx1151 few": {"arch": "gfx1151", "tile": SUMS, "m": 1},
+    "sm_90 shares": {"arch": "sm_90", "tile": DOTS, "words": "k32", "m": 16},
+    "gfx1151 shares": {"arch": "gfx1151", "tile": DOTS.replace(num_stages=1), "m": 16},
 }  # fmt: skip
+
+
+def default_job(arch: str, dtype: str, m: int) -> dict[str, Any]:
+    problem = Problem("w4a16_triton", arch, dtype, "uint4", "float", m, 512, 1024, 128)
+    return {"arch": arch, "tile": TRITON_SPACE.default(problem), "dtype": dtype, "m": m}
+
+
+DEFAULTS = {
+    f"{arch} {dtype} M={m}": default_job(arch, dtype, m)
+    for arch, dtype in (
+        ("gfx1151", "float16"), ("gfx1151", "bfloat16"), ("gfx1100", "float16"),
+        ("gfx1201", "bfloat16"), ("gfx90a", "float16"), ("gfx942", "bfloat16"),
+    )
+    for m in (1, 16, 512)
+}  # fmt: skip
+JOBS |= DEFAULTS
 
 
 @pytest.fixture(scope="module")
@@ -82,33 +116,72 @@ def test_it_compiles(compiled, name):
     assert found["binary_bytes"] > 1000
 
 
-@pytest.mark.parametrize("name", [name for name in JOBS if "float32" not in name])
+BY_DOTS = [
+    name
+    for name, job in JOBS.items()
+    if "float32" not in name and job["tile"].block_m >= 16 and not name.endswith("M=512")
+]
+
+
+@pytest.mark.parametrize("name", BY_DOTS)
 def test_it_multiplies_on_matrix_units(compiled, name):
     arch, tile = JOBS[name]["arch"], JOBS[name]["tile"]
     unit = {"gfx1": "v_wmma_f32", "gfx9": "v_mfma_f32", "sm_8": "mma.sync", "sm_9": "wgmma"}
     # Hopper's unit takes four warps and 64 rows of the left operand.
-    small = arch == "sm_90" and (tile.block_m < 64 or tile.num_warps < 4)
+    rows = tile.block_n if tile.as_dict().get("order", "wx") == "wx" else tile.block_m
+    small = arch == "sm_90" and (rows < 64 or tile.num_warps < 4)
     assert compiled[name]["matrix"].startswith("mma.sync" if small else unit[arch[:4]])
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [n for n, j in JOBS.items() if j["tile"].algorithm == "triton"])
 def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
     job = JOBS[name]
     problem = Problem(
-        "w4a16_triton", job["arch"], job.get("dtype", "float16"), "uint4", "float", 512, 4096,
-        4096, job.get("group", 128) or -1,
+        "w4a16_triton", job["arch"], job.get("dtype", "float16"), "uint4", "float", 512, 512,
+        1024, job.get("group", 128) or -1,
     )  # fmt: skip
     TRITON_SPACE.check(job["tile"], problem)
     assert compiled[name]["shared_bytes"] <= smem_bytes(job["tile"], problem)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in JOBS if name.startswith("gfx") and name.endswith((" default", " decode"))],
-)
-def test_defaults_do_not_spill_on_amd(compiled, name):
-    """The rules bound accumulators, not what else a thread holds: the clock rejects the rest."""
+@pytest.mark.parametrize("name", [name for name in JOBS if "float32" not in name])
+def test_it_does_not_spill(compiled, name):
     assert compiled[name]["spilled"] == 0
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name.startswith("sm_90 left")])
+def test_wgmma_is_not_serialized(compiled, name):
+    assert compiled[name]["serialized"] == []
+
+
+@pytest.mark.parametrize("name", ["sm_90 left", "sm_90 left symmetric"])
+def test_weights_of_words_of_32_columns_do_not_pass_through_shared_memory(compiled, name):
+    """What is allotted is what is loaded: x three times, words, scales, zero points twice."""
+    zeros = 0 if "symmetric" in name else 4
+    loads = 3 * 256 * 128 * 2 + 2 * 128 * (128 // 2 + 4 + zeros)
+    assert compiled[name]["shared_bytes"] == loads
+    assert compiled["sm_90 left k8"]["shared_bytes"] > compiled["sm_90 left"]["shared_bytes"]
+
+
+@pytest.mark.parametrize(
+    "name", ["gfx1151 asm", "gfx1201 asm", "gfx90a asm", "sm_90 left", "sm_90 left bfloat16"]
+)
+def test_pairs_are_made_in_packed_instructions(compiled, name):
+    """64 x 64 weights a step over 128 threads are 16 pairs each; 128 x 128 over 256 are 32."""
+    at_least = {"gfx9": 8, "gfx1": 16, "sm_9": 32}[name[:4]]
+    assert compiled[name]["packed"] >= at_least
+    assert compiled[name]["and_or"] >= at_least
+
+
+@pytest.mark.parametrize("name", ["gfx1151 default", "sm_90 default", "gfx1151 scalar"])
+def test_without_asm_there_is_none(compiled, name):
+    assert compiled[name]["asm"] == 0
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name.endswith((" few", " shares"))])
+def test_shares_are_summed_by_a_second_kernel(compiled, name):
+    first = "_w4a16_skinny_kernel" if name.endswith("few") else "_w4a16_kernel"
+    assert compiled[name]["kernels"] == [first, "_sum_kernel"]
 
 
 def test_64_bit_offsets_cost_something_and_are_there(compiled):

@@ -53,6 +53,7 @@ def problem(arch="gfx1151", dtype="float16", m=512, group=128, k=4096) -> Proble
         ({"dequant": "asm"}, {"arch": "sm_80", "dtype": "bfloat16"}, "packed maths"),
         ({"block_m": 128, "block_n": 32, "block_k": 64, "num_warps": 2}, {}, "spills"),
         ({"num_warps": 16}, {"arch": "gfx90a"}, "spills"),
+        ({"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 1}, {}, "spills"),
         ({"order": "wx", "block_k": 128}, {"arch": "sm_90"}, "one product after another"),
         ({"order": "wx", "num_warps": 8}, {"arch": "sm_90"}, "one product after another"),
     ],
@@ -72,8 +73,8 @@ def test_a_tile_breaks_the_rule(changes, at, rule):
         ({"block_k": 64}, {"group": 64}),
         ({"dequant": "scalar"}, {"dtype": "float32"}),
         # Tiles that a vendor's tuner chose on gfx1151.
-        ({"block_m": 128, "block_n": 512, "num_warps": 16, "num_stages": 1}, {}),
-        ({"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 1}, {}),
+        ({"block_m": 128, "block_n": 512, "num_warps": 16, "num_stages": 1, "dequant": "asm"}, {}),
+        ({"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 1, "dequant": "asm"}, {}),
         ({"block_m": 64, "block_n": 16, "block_k": 64, "num_warps": 1, "num_stages": 1}, {}),
         ({"block_m": 128, "block_n": 256, "num_warps": 8}, {"arch": "sm_90"}),
     ],

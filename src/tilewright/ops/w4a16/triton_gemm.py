@@ -127,15 +127,13 @@ def _w4a16_kernel(
     elif ZEROS == "packed":
         z_ptrs = z_ptr + (row_n // 8) * stride_zn
     zero = tl.full((BLOCK_N,), 8, tl.int32)
-    y_ptrs = y_ptr + tl.expand_dims(offs_m * stride_ym, AXIS)
-    y_ptrs += tl.expand_dims(offs_n * stride_yn, 1 - AXIS)
-    mask_y = tl.expand_dims(offs_m < M, AXIS) & tl.expand_dims(offs_n < N, 1 - AXIS)
     if AXIS == 1:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     else:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if FAULT == "no-start":  # sums are added to what y holds
-        acc += to_float32(tl.load(y_ptrs, mask=mask_y, other=0.0), INTERPRET)
+        held = tl.expand_dims(row_m * stride_ym, AXIS) + tl.expand_dims(row_n * stride_yn, 1 - AXIS)
+        acc += to_float32(tl.load(y_ptr + held), INTERPRET)
     start_k = 0
     end_k = K
     if FAULT == "k-tail":
@@ -189,6 +187,9 @@ def _w4a16_kernel(
         else:
             acc = tl.dot(w, x, acc, input_precision="ieee")
 
+    y_ptrs = y_ptr + tl.expand_dims(offs_m * stride_ym, AXIS)
+    y_ptrs += tl.expand_dims(offs_n * stride_yn, 1 - AXIS)
+    mask_y = tl.expand_dims(offs_m < M, AXIS) & tl.expand_dims(offs_n < N, 1 - AXIS)
     if SPLIT > 1:
         row_p = (tl.program_id(1) * M + offs_m).to(tl.int64) * N
         p_ptrs = p_ptr + tl.expand_dims(row_p, AXIS) + tl.expand_dims(offs_n, 1 - AXIS)

@@ -190,6 +190,9 @@ def _does_not_spill(tile: Tile, problem: Problem) -> bool:
         most = 2 * _AMD_REGISTERS // max(1, tile.num_warps // 4) - _CDNA_OTHERS
     else:
         most = _AMD_REGISTERS * (2 if tile.num_stages == 1 else 1)
+        sums = tile.block_m * tile.block_n // (tile.num_warps * warp_size(problem.arch))
+        if sums >= _ACCUMULATORS and dots.dequant != "asm":
+            return False  # by 3 to 5 registers
     return amd_registers(dots, problem) < most
 
 
@@ -244,8 +247,8 @@ RULES = (
     Rule(
         "spills",
         "on AMD's chips operands, sums and loads ahead must fit a thread's registers: 256 on RDNA, "
-        "where num_stages=1 loads operands piece by piece and twice as much fits; 512 on CDNA, 256 "
-        "with 8 warps, 128 with 16",
+        "where num_stages=1 loads operands piece by piece and twice as much fits, but 128 sums only "
+        "with 'asm'; 512 on CDNA, 256 with 8 warps, 128 with 16",
         _does_not_spill,
     ),
     Rule(
