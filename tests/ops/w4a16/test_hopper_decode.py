@@ -132,9 +132,18 @@ def _basis_vectors(layout: Any) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_layouts_hold_every_element_once(tile: Tile) -> None:
-    from tilewright.ops.w4a16.hopper_decode_parts import decode_layouts
+    from tilewright.ops.w4a16 import hopper_decode_parts as parts
 
-    layouts = decode_layouts(tile.block_m, tile.block_n, tile.warps_n, tile.warps_k, tile.unroll)
+    along_n, along_k, blocks, mb = (
+        tile.warps_n, tile.warps_k, tile.block_n // 16, tile.block_m // 8
+    )  # fmt: skip
+    layouts = (
+        parts.words_layout(along_n, along_k, blocks),
+        parts.sums_layout(along_n, along_k, blocks, mb),
+        parts.loaded_layout(along_n, along_k, mb, 2 * tile.unroll),
+        parts.turned_layout(along_n, along_k, mb, 2 * tile.unroll),
+        parts.meeting_layout(along_n * along_k, along_k, blocks, mb),
+    )
     for layout in layouts:
         expected = sorted(
             tuple(1 << i if d == dim else 0 for d in range(len(layout.shape)))

@@ -44,6 +44,7 @@ not straddle, or all of K.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -55,12 +56,16 @@ from tilewright.ops.gluon_compat import block_barrier
 from tilewright.ops.w4a16.hopper_decode_parts import (
     add_part,
     along,
-    decode_layouts,
     load_scales,
     load_words,
     load_x,
+    loaded_layout,
+    meeting_layout,
     split_steps,
+    sums_layout,
     turn_x,
+    turned_layout,
+    words_layout,
 )
 from tilewright.tiles.tile import Tile
 
@@ -107,13 +112,17 @@ def _join_parts(c, y_ptr, bias_ptr, part_ptr, count_ptr, m, n, here, M, N, TILE:
 def _w4a16_decode_kernel(
     x_ptr, q_ptr, s_ptr, z_ptr, bias_ptr, y_ptr, part_ptr, count_ptr, M, N, K, stride_xm,
     GROUP: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr, EVEN: gl.constexpr,
-    WARPS_K: gl.constexpr, BLOCKS: gl.constexpr, MB: gl.constexpr, UNROLL: gl.constexpr,
-    SPLIT_K: gl.constexpr, VECTORS: gl.constexpr, WORDS: gl.constexpr, ACC: gl.constexpr,
-    LOADED: gl.constexpr, TURNED: gl.constexpr, OUT: gl.constexpr, FAULT: gl.constexpr,
+    WARPS_N: gl.constexpr, WARPS_K: gl.constexpr, BLOCKS: gl.constexpr, MB: gl.constexpr,
+    UNROLL: gl.constexpr, SPLIT_K: gl.constexpr, VECTORS: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
     """BLOCKS of 16 rows of the weight, MB of 8 rows of x. GROUP is 0 when one group is all of K.
     EVEN: every warp of every program takes the same number of whole steps."""
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
+    WORDS: gl.constexpr = words_layout(WARPS_N, WARPS_K, BLOCKS)
+    ACC: gl.constexpr = sums_layout(WARPS_N, WARPS_K, BLOCKS, MB)
+    OUT: gl.constexpr = meeting_layout(WARPS_N * WARPS_K, WARPS_K, BLOCKS, MB)
+    LOADED: gl.constexpr = loaded_layout(WARPS_N, WARPS_K, MB, 2 * UNROLL)
+    TURNED: gl.constexpr = turned_layout(WARPS_N, WARPS_K, MB, 2 * UNROLL)
     LANES: gl.constexpr = gl.SliceLayout(3, ACC)  # [WARPS_K, BLOCKS, 32]
     X: gl.constexpr = gl.SliceLayout(1, ACC)  # [WARPS_K, 32, MB]
     PARTS: gl.constexpr = max(1, UNROLL * 64 // GROUP) if GROUP > 0 else 1
@@ -223,6 +232,17 @@ def workspace_hopper_decode(tile: Tile, M: int, N: int, K: int, units: int) -> t
     return tiles * tile.split_k * tile.block_n * tile.block_m, tiles
 
 
+@functools.lru_cache(maxsize=1024)
+def _constants(tile: Tile) -> dict[str, Any]:
+    """A tile as the kernel's constants. Made once: looking fields up takes as long as a launch."""
+    return {
+        "WARPS_N": tile.warps_n, "WARPS_K": tile.warps_k, "BLOCKS": tile.block_n // 16,
+        "MB": tile.block_m // 8, "UNROLL": tile.unroll, "SPLIT_K": tile.split_k,
+        "VECTORS": tile.x_load == "vectors", "FAULT": tile.as_dict().get("planted", ""),
+        "num_warps": tile.warps_n * tile.warps_k,
+    }  # fmt: skip
+
+
 def launch_w4a16_hopper_decode(
     x: torch.Tensor,
     weight: HopperW4,
@@ -247,19 +267,15 @@ def launch_w4a16_hopper_decode(
     """
     m, k = x.shape
     n = weight.N
-    layouts = decode_layouts(tile.block_m, tile.block_n, tile.warps_n, tile.warps_k, tile.unroll)
-    split = tile.split_k > 1
-    even = k % (BLOCK * tile.unroll * tile.warps_k * tile.split_k) == 0
-    _w4a16_decode_kernel[(-(-n // tile.block_n), tile.split_k)](
+    constants = _constants(tile)
+    split = constants["SPLIT_K"]
+    columns = BLOCK * constants["UNROLL"] * constants["WARPS_K"] * split
+    _w4a16_decode_kernel[(-(-n // (16 * constants["BLOCKS"])), split)](
         x, weight.words, weight.scales, weight.words if weight.zeros is None else weight.zeros,
         weight.scales if bias is None else bias, y,
-        workspace.partials if split else weight.words,
-        workspace.counters if split else weight.words,
+        workspace.partials if split > 1 else weight.words,
+        workspace.counters if split > 1 else weight.words,
         m, n, k, x.stride(0) if m > 1 else -(-k // 8) * 8,
         GROUP=0 if weight.group_size == k else weight.group_size, ASYM=weight.zeros is not None,
-        HAS_BIAS=bias is not None, EVEN=even, WARPS_K=tile.warps_k, BLOCKS=tile.block_n // 16,
-        MB=tile.block_m // 8, UNROLL=tile.unroll, SPLIT_K=tile.split_k,
-        VECTORS=tile.x_load == "vectors", WORDS=layouts.words, ACC=layouts.acc,
-        LOADED=layouts.loaded, TURNED=layouts.turned, OUT=layouts.out,
-        FAULT=tile.as_dict().get("planted", ""), num_warps=tile.warps_n * tile.warps_k,
+        HAS_BIAS=bias is not None, EVEN=k % columns == 0, **constants,
     )  # fmt: skip

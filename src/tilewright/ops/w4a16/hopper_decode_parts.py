@@ -15,22 +15,22 @@ holds, and an elementwise mma.sync is a product of whole fragments::
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 __all__ = [
-    "DecodeLayouts",
     "add_part",
     "along",
-    "decode_layouts",
     "load_scales",
     "load_words",
     "load_x",
+    "loaded_layout",
+    "meeting_layout",
     "split_steps",
+    "sums_layout",
     "turn_x",
+    "turned_layout",
+    "words_layout",
 ]
 
 _MMA_ASM = (
@@ -248,66 +248,82 @@ def add_part(acc, steps, x, scale, zero, FIRST: gl.constexpr, COUNT: gl.constexp
     )
 
 
-class DecodeLayouts(NamedTuple):
-    """Register layouts of one tile, for the kernel's constexpr arguments.
-
-    Attributes:
-        words, acc: of words and of sums, as the module docstring has them.
-        loaded, turned: of x as it is loaded, 8 columns a lane, and as it is multiplied,
-            [warps_k, 8, 4, blocks of 8 rows of x, 2 unroll, 4].
-        out: of [warps_k, blocks, 32, blocks of 8 rows of x, 2, 2], with warps_k in one thread.
-    """
-
-    words: Any
-    acc: Any
-    loaded: Any
-    turned: Any
-    out: Any
-
-
-def _bits(count: int, dim: int, rank: int, first: int = 1) -> list[list[int]]:
+@gluon.constexpr_function
+def _bits(count, dim, rank, first=1):
     """Bases that count to `count` in steps of `first` along one dimension."""
     return [
         [first << i if d == dim else 0 for d in range(rank)] for i in range(count.bit_length() - 1)
     ]
 
 
-@functools.lru_cache
-def decode_layouts(
-    block_m: int, block_n: int, warps_n: int, warps_k: int, unroll: int
-) -> DecodeLayouts:
-    """Layouts of a tile ("hopper_decode"), whose fields are all powers of two."""
-    blocks, mb = block_n // 16, block_m // 8
-    rows, lanes = _bits(blocks // warps_n, 1, 4, warps_n), _bits(32, 2, 4)
-    warps = _bits(warps_n, 1, 4) + _bits(warps_k, 0, 4)
-    words = gl.DistributedLinearLayout(
-        _bits(4, 3, 4) + rows, lanes, warps, [], [warps_k, blocks, 32, 4]
+@gluon.constexpr_function
+def words_layout(warps_n, warps_k, blocks):
+    """Registers of words [warps_k, blocks, 32, 4]. As arguments of the kernel, layouts would be
+    hashed at every launch."""
+    return gl.DistributedLinearLayout(
+        _bits(4, 3, 4) + _bits(blocks // warps_n, 1, 4, warps_n),
+        _bits(32, 2, 4),
+        _bits(warps_n, 1, 4) + _bits(warps_k, 0, 4),
+        [],
+        [warps_k, blocks, 32, 4],
     )
-    acc = gl.DistributedLinearLayout(
-        rows + _bits(mb, 3, 4), lanes, warps, [], [warps_k, blocks, 32, mb]
+
+
+@gluon.constexpr_function
+def sums_layout(warps_n, warps_k, blocks, mb):
+    """Registers of sums [warps_k, blocks, 32, mb]."""
+    return gl.DistributedLinearLayout(
+        _bits(blocks // warps_n, 1, 4, warps_n) + _bits(mb, 3, 4),
+        _bits(32, 2, 4),
+        _bits(warps_n, 1, 4) + _bits(warps_k, 0, 4),
+        [],
+        [warps_k, blocks, 32, mb],
     )
-    # Warps along N share the loads of x, and each needs all of it.
+
+
+@gluon.constexpr_function
+def loaded_layout(warps_n, warps_k, mb, loads):
+    """x as it is loaded, 8 columns a lane, [warps_k, 8, 4 (segment), mb, loads, 4 (pair)]: warps
+    along N share the loads."""
     along_n = warps_n.bit_length() - 1
     idle = [[0] * 6] * along_n
-    pair, segment, row = _bits(4, 5, 6), _bits(4, 2, 6), _bits(8, 1, 6)
-    loads = _bits(2 * unroll, 4, 6) + _bits(mb, 3, 6)
-    warps_x = (loads + idle)[:along_n] + _bits(warps_k, 0, 6)
-    shape = [warps_k, 8, 4, mb, 2 * unroll, 4]
-    loaded = gl.DistributedLinearLayout(pair + loads[along_n:], segment + row, warps_x, [], shape)
-    turned = gl.DistributedLinearLayout(
-        segment + loads, pair + row, idle + _bits(warps_k, 0, 6), [], shape
+    rest = _bits(loads, 4, 6) + _bits(mb, 3, 6)
+    return gl.DistributedLinearLayout(
+        _bits(4, 5, 6) + rest[along_n:],
+        _bits(4, 2, 6) + _bits(8, 1, 6),
+        (rest + idle)[:along_n] + _bits(warps_k, 0, 6),
+        [],
+        [warps_k, 8, 4, mb, loads, 4],
     )
-    # What y holds next to each other, rows of the weight, comes first: lanes, warps, registers.
+
+
+@gluon.constexpr_function
+def turned_layout(warps_n, warps_k, mb, loads):
+    """x as it is multiplied, of the same shape: pairs across lanes, and all of it in each of the
+    warps along N."""
+    idle = [[0] * 6] * (warps_n.bit_length() - 1)
+    return gl.DistributedLinearLayout(
+        _bits(4, 2, 6) + _bits(loads, 4, 6) + _bits(mb, 3, 6),
+        _bits(4, 5, 6) + _bits(8, 1, 6),
+        idle + _bits(warps_k, 0, 6),
+        [],
+        [warps_k, 8, 4, mb, loads, 4],
+    )
+
+
+@gluon.constexpr_function
+def meeting_layout(warps, warps_k, blocks, mb):
+    """Sums [warps_k, blocks, 32, mb, r8, m1] with warps_k in one thread. What lies next to each
+    other in y, rows of the weight, comes first: to lanes, then warps, then registers."""
     order = (
         _bits(8, 2, 6, 4) + _bits(2, 4, 6) + _bits(blocks, 1, 6) + _bits(2, 5, 6)
         + _bits(4, 2, 6) + _bits(mb, 3, 6)
     )  # fmt: skip
-    end = 5 + (warps_n * warps_k).bit_length() - 1
-    out = gl.DistributedLinearLayout(
+    end = 5 + warps.bit_length() - 1
+    return gl.DistributedLinearLayout(
         _bits(warps_k, 0, 6) + order[end:],
         order[:5],
         order[5:end] + [[0] * 6] * max(0, end - len(order)),
         [],
         [warps_k, blocks, 32, mb, 2, 2],
     )
-    return DecodeLayouts(words, acc, loaded, turned, out)
