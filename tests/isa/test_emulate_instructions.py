@@ -376,6 +376,9 @@ def test_dpp_feeds_arithmetic_and_respects_inactive_lanes():
     wave = execute(text, v={1: lane, 2: bits(0.5, np.float32)}, arch="gfx942")
     assert wave.v[0, 1:4].view(np.float32).tolist() == [0.5, 1.5, 2.5]
     assert wave.v[0, 16].view(np.float32) == 0.5
+    text = text.replace("v0, v1, v2", "v1, v1, v1")  # only the first source moves
+    wave = execute(text, v={1: lane}, arch="gfx942")
+    assert wave.v[1, 14:18].view(np.float32).tolist() == [27, 29, 16, 33]
     text = "v_mov_b32_dpp v0, v1 quad_perm:[1,1,1,1] row_mask:0xf bank_mask:0xf"
     wave = execute(text, v={0: 100, 1: LANE}, arch="gfx90a", active=0b1101)
     assert wave.v[0, :4].tolist() == [100, 100, 100, 100]  # lane 1 is off and gives nothing

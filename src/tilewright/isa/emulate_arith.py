@@ -116,18 +116,14 @@ def _signed_field(a: Array, offset: Array, width: Array) -> Array:
 
 
 def _permute(a: Array, b: Array, selector: Array) -> Array:
-    """Bytes of {a, b} picked by each byte of the selector."""
-    both = a.astype(np.uint64) << np.uint64(32) | b.astype(np.uint64)
-    out = np.zeros_like(a)
-    for at in range(4):
-        s = selector >> np.uint32(8 * at) & np.uint32(0xFF)
-        byte = both >> (np.uint64(8) * np.minimum(s, np.uint32(7)).astype(np.uint64))
-        sign_at = np.uint64(16) * (s & np.uint32(3)).astype(np.uint64) + np.uint64(15)
-        signs = (both >> sign_at & np.uint64(1)) * np.uint64(0xFF)
-        byte = np.where(s >= 13, np.uint64(0xFF), np.where(s == 12, np.uint64(0), byte))
-        byte = np.where((s >= 8) & (s <= 11), signs, byte)
-        out |= (byte & np.uint64(0xFF)).astype(np.uint32) << np.uint32(8 * at)
-    return out
+    """Bytes of {a, b} picked by each byte of the selector: 0 .. 3 of b, 4 .. 7 of a, 8 .. 11 the
+    signs of the odd bytes, 12 is 0x00 and more is 0xFF."""
+    table = np.empty((a.size, 14), dtype=np.uint8)
+    table[:, :8] = np.stack([b, a], axis=1).view(np.uint8)
+    table[:, 8:12] = (table[:, 1:8:2] >> 7) * 0xFF
+    table[:, 12], table[:, 13] = 0, 0xFF
+    picked = np.minimum(np.ascontiguousarray(selector).view(np.uint8).reshape(-1, 4), 13)
+    return np.take_along_axis(table, picked.astype(np.intp), axis=1).view(np.uint32)[:, 0]
 
 
 def _ldexp(a: Array, n: Array) -> Array:

@@ -7,6 +7,7 @@ dual-issue form of RDNA3 puts two of them on a line, divided by ``::``.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from dataclasses import dataclass, field
@@ -215,6 +216,7 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_operand(text: str) -> Operand:
     """One operand with its source modifiers."""
     inner, negate, absolute, extend = text, False, False, False

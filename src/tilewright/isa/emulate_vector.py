@@ -243,10 +243,12 @@ def _dpp(ins: Instruction, lanes: int, legacy: bool) -> Run | None:
     allowed = (rows & banks).astype(bool)
     zero = ins.modifiers.get("bound_ctrl") in ("1", "0")
     inactive_too = ins.modifiers.get("fi") == "1"
-    moved = ins.operands[1] if not ins.mnemonic.startswith("v_cmp") else ins.operands[-2]
+    place = 1 if not ins.mnemonic.startswith("v_cmp") else len(ins.operands) - 2
+    moved = ins.operands[place]
     if moved.kind != "v":
         raise ins.refuse(f"lanes of {moved.text!r}")
-    operands = tuple(replace(op, index=SPARE_ROW) if op is moved else op for op in ins.operands)
+    spare = replace(moved, index=SPARE_ROW)
+    operands = (*ins.operands[:place], spare, *ins.operands[place + 1 :])
     inner = _plain(replace(ins, operands=operands), lanes, legacy)
     if inner is None:
         return None

@@ -1,0 +1,39 @@
+"""Jobs of `emulate_jobs.py`, and the process that runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewright.tiles.tile import Tile
+
+__all__ = ["ARCHS", "emulated", "w4a16"]
+
+ARCHS = ("gfx1151", "gfx1100", "gfx1201", "gfx90a", "gfx942")
+SCRIPT = Path(__file__).with_name("emulate_jobs.py")
+
+
+def w4a16(arch: str, tile: Tile, dtype: str, shape: tuple[int, ...], *flags: str,
+          weight_type: str = "uint4") -> dict[str, Any]:  # fmt: skip
+    return {"kernel": "w4a16", "arch": arch, "tile": tile.as_dict(), "dtype": dtype,
+            "shape": shape, "flags": flags, "type": weight_type}  # fmt: skip
+
+
+def emulated(
+    jobs: Mapping[str, Any], cache: Path, timeout: float = 280
+) -> dict[str, dict[str, Any]]:
+    """Every job's result, from one process that compiles: starting it costs more than a kernel."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), env=environment,
+        capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
