@@ -14,7 +14,7 @@ from tilewright.errors import TileError, UnsupportedError
 from tilewright.tiles.table import forget, load_table, save_table
 from tilewright.tune.record import read_events
 from tilewright.tune.tuner import Progress, Target
-from tune.scripted_tuner import BEST, a_table, chosen, cost, go, rejecting
+from tune.scripted_tuner import BEST, DEFAULT, a_table, chosen, cost, go, rejecting
 from tune.toy_op import ARCH, FLAT, Machine, ScriptedGate, problem
 
 
@@ -143,3 +143,30 @@ def test_events_of_a_run_tell_its_story(table: Path) -> None:
     assert kinds.count("started") == 13
     assert kinds.count("rejected") == 1
     assert kinds.count("compared") == 1
+
+
+def test_a_tile_that_stays_in_use_is_not_ousted_by_a_row_nearby(table: Path) -> None:
+    """Only the default is right for N = 32, and the row found for N = 64 would come near."""
+
+    class Gate(ScriptedGate):
+        def check(self, at: Any, tile: Any) -> Any:
+            outcome = super().check(at, tile)
+            return rejecting(tile)[tile] if at.N == 32 and tile != DEFAULT else outcome
+
+    machine = Machine(cost)
+    both = [Target(problem(N=32), 2.0), Target(problem(N=64), 1.0)]
+    report = go(machine, Gate(machine), problems=both)
+
+    assert [found.status for found in report.problems] == ["kept", "improved"]
+    assert chosen(problem(N=64)).tile == BEST
+    assert (chosen(problem(N=32)).tile, chosen(problem(N=32)).how) == (DEFAULT, "exact")
+    resumed = go(machine, Gate(machine), problems=both, resume=True)
+    assert resumed.problems[0].row == report.problems[0].row
+
+
+def test_a_kept_tile_alone_makes_no_table(table: Path) -> None:
+    machine = Machine(lambda tile: 10.0 if tile == DEFAULT else 50.0)
+    report = go(machine)
+    assert report.problems[0].status == "kept"
+    assert report.problems[0].held is not None
+    assert not table.exists()

@@ -50,6 +50,7 @@ __all__ = [
     "TableRow",
     "TileTable",
     "forget",
+    "is_near",
     "load_table",
     "lookup",
     "pin",
@@ -397,6 +398,11 @@ def _distance(problem: Problem, other: Problem) -> float | None:
     if m > 1 or max(n, k) > _MOST_STEPS:
         return None
     return 2 * m + n + k
+
+
+def is_near(problem: Problem, row: TableRow) -> bool:
+    """Whether `lookup` may take this row for a problem that has none of its own."""
+    return row_key(row.problem) != row_key(problem) and _distance(problem, row.problem) is not None
 
 
 def _check_row(found: _Candidate, space: Space) -> None:

@@ -95,6 +95,7 @@ class ProblemRun:
             setattr(report, name, done[name])
         report.incumbent, report.winner = _tile_of(done["incumbent"]), _tile_of(done["winner"])
         report.row = row_from(done["row"])
+        report.held = row_from(done.get("held"))
         return report
 
     def _recall_rounds(self) -> None:
@@ -411,10 +412,13 @@ class ProblemRun:
         elif not us:
             blocks, _ = self._bench.run(tile, [], self._settings.timing.rounds)
             us = [block.us[str(tile)] for block in blocks]
+        return self._row_of(candidate, us)
+
+    def _row_of(self, candidate: CandidateReport, us: Sequence[float]) -> TableRow:
         low, high = np.quantile(us, (0.25, 0.75))
         return TableRow(
             problem=self._problem,
-            tile=tile,
+            tile=candidate.tile,
             median_us=_figures(median(us)),
             spread_us=_figures(float(high - low)),
             samples=len(us),
@@ -428,7 +432,24 @@ class ProblemRun:
     def _kept(self, reason: str) -> ProblemReport:
         report = self._report
         report.status, report.reason, report.winner = "kept", reason, report.incumbent
+        report.held = self._held()
         return self._done()
+
+    def _held(self) -> TableRow | None:
+        """A row for the tile in use, if it was verified and timed."""
+        tile = self._report.incumbent
+        candidate = None if tile is None else self._by_tile.get(tile)
+        if tile is None or candidate is None or not candidate.outcome.passed:
+            return None
+        us = [block["us"][str(tile)] for block in self._report.rounds if str(tile) in block["us"]]
+        if us:
+            return self._row_of(candidate, us)
+        if self._bench is None or self._host.stopping:
+            return None
+        try:
+            return self._row(tile, None)
+        except LaunchFailed:
+            return None
 
     def _failed(self, reason: str) -> ProblemReport:
         self._report.status, self._report.reason = "failed", reason
@@ -447,12 +468,17 @@ class ProblemRun:
                 **{name: getattr(report, name) for name in names},
                 incumbent=None if report.incumbent is None else report.incumbent.as_dict(),
                 winner=None if report.winner is None else report.winner.as_dict(),
-                row=None if row is None else {**row.as_dict(), "arch": row.problem.arch},
+                row=_logged(row),
+                held=_logged(report.held),
             )
         if row is not None:
             host.put(row)
         host.tell("done")
         return report
+
+
+def _logged(row: TableRow | None) -> dict[str, Any] | None:
+    return None if row is None else {**row.as_dict(), "arch": row.problem.arch}
 
 
 def look_up(report: ProblemReport, spec: OpSpec, units: int) -> None:

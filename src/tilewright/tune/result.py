@@ -111,6 +111,8 @@ class ProblemReport:
         verdict: of the best finalist against the incumbent; "" if there was no finalist.
         ratio: how many times faster than the incumbent the winner is; 1 if it is the incumbent.
         row: the row that was written.
+        held: of a problem that was kept: a row for the tile in use, which is written only where
+            another row of the table would come near and take its place.
         reason: why it was kept, failed or skipped, in words.
         seconds: spent on it in this run.
     """
@@ -131,6 +133,7 @@ class ProblemReport:
     verdict: str = ""
     ratio: float = 1.0
     row: TableRow | None = None
+    held: TableRow | None = None
     reason: str = ""
     seconds: float = 0.0
 

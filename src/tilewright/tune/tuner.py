@@ -33,6 +33,7 @@ from tilewright.tiles.table import (
     TableRow,
     TileTable,
     forget,
+    is_near,
     problem_text,
     save_table,
     user_table_path,
@@ -299,6 +300,7 @@ class Run:
             report.machine["before"] = probe.sample().to_dict()
         self._budget_from_us = self.clock.now_us()
         report.problems += self._problems(targets, memories)
+        self._hold(report.problems)
         if probe is not None:
             report.machine["after"] = probe.sample().to_dict()
         report.interrupted = self.stopping
@@ -311,6 +313,19 @@ class Run:
     def _probe(self) -> StateProbe | None:
         """Watches the machine that tiles are timed on."""
         return state_probe(self.clock)
+
+    def _hold(self, problems: Sequence[ProblemReport]) -> None:
+        """Give tiles that stay in use a row where a row near them would take their place."""
+        for problem in problems:
+            held = problem.held
+            if held is None or problem.row is not None:
+                continue
+            known = self.table.row(held.problem)
+            if known is not None:
+                problem.row = held if known == held else None
+            elif any(is_near(held.problem, row) for row in self.table.rows):
+                problem.row = held
+                self.put(held)
 
     def _problems(
         self, targets: Sequence[Target], memories: Mapping[Problem, Memory]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def _w4a16(
         weight = WordsW4(words, scales, zeros, n, k, group_size, perm)
     return w4a16_gemm(
         x, weight, bias, activations=activations,
-        tile=Tile.from_mapping(json.loads(tile)) if tile else None,
+        tile=_tile(tile) if tile else None,
         threads=threads or None,
     )  # fmt: skip
 
@@ -50,6 +50,12 @@ def _w4a16(
 @_w4a16.register_fake
 def _(x, words, scales, zeros, perm, bias, family, n, k, group_size, activations, tile, threads):  # type: ignore[no-untyped-def]
     return x.new_empty(*x.shape[:-1], n)
+
+
+def _tile(text: str) -> Tile:
+    """A tile from one "name=value" a line: what the compiler's tracer can write."""
+    pairs = [line.split("=", 1) for line in text.split("\n")]
+    return Tile.from_mapping({name: ast.literal_eval(value) for name, value in pairs})
 
 
 def w4a16_compiled(
@@ -65,7 +71,7 @@ def w4a16_compiled(
         family, words = "cpu", weight.codes
     else:
         family, words = ("hopper" if isinstance(weight, HopperW4) else "words"), weight.words
-    text = "" if tile is None else json.dumps(tile.as_dict())
+    text = "" if tile is None else "\n".join([f"{name}={value!r}" for name, value in tile.fields])
     made: torch.Tensor = torch.ops.tilewright.w4a16(
         x, words, weight.scales, weight.zeros, weight.perm, bias, family, weight.N, weight.K,
         weight.group_size, activations, text, threads or 0,
