@@ -1,0 +1,163 @@
+"""Tune W4A16 on an NVIDIA Hopper GPU with the tuner, for the table that ships.
+
+    python benchmarks/gpu/tune_w4a16.py --budget 300 --out sm_90.json
+
+The problems are the fused products of Qwen3-8B and Llama-3-8B, and rows from 1 to 4096; a lookup
+takes a row for half and twice as many rows of x, and for N and K within a factor of 4. The tuner
+goes through a list of tiles (`SHORTLIST`), every one that the rules allow for the problem: those
+that a sweep of the space has found at the top somewhere. It gates each in a process of its own,
+times it with cold caches in rounds with the tile in use, and changes a row only where one is
+faster for certain.
+
+Before that, several processes gate the tiles on a small product, which fills Triton's cache: the
+tuner's time is then not spent on compiling. Nothing of it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tilewright.ops.catalog import spec_for
+from tilewright.ops.contract import Case
+from tilewright.report.provenance import provenance
+from tilewright.tiles.tile import Problem, Tile
+from tilewright.tune.gate import gate
+from tilewright.tune.host import Settings
+from tilewright.tune.rounds import Timing
+from tilewright.tune.tuner import Progress, Target, tune
+
+ARCH = "sm_90"
+SHAPES = ((24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096))
+ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 4096)
+
+
+def _decode(block_m: int, block_n: int, warps_k: int, unroll: int, split_k: int, x: str) -> Tile:
+    return Tile.of(
+        "hopper_decode", block_m=block_m, block_n=block_n, warps_n=1, warps_k=warps_k,
+        unroll=unroll, split_k=split_k, x_load=x,
+    )  # fmt: skip
+
+
+def _prefill(
+    block_n: int, block_m: int, stages: int, split_k: int, block_k: int = 64, ctas: int = 1,
+    group_m: int = 4,
+) -> Tile:  # fmt: skip
+    return Tile.of(
+        "hopper", block_n=block_n, block_m=block_m, num_stages=stages, split_k=split_k,
+        block_k=block_k, ctas=ctas, group_m=group_m,
+    )  # fmt: skip
+
+
+SHORTLIST = (
+    _decode(8, 64, 4, 2, 1, "pairs"),
+    _decode(8, 64, 8, 2, 4, "pairs"),
+    _decode(8, 32, 8, 2, 2, "vectors"),
+    _decode(8, 32, 4, 2, 1, "vectors"),
+    _decode(8, 32, 4, 2, 4, "vectors"),
+    _decode(8, 32, 8, 2, 1, "vectors"),
+    _decode(16, 64, 4, 2, 1, "pairs"),
+    _decode(16, 32, 8, 1, 2, "vectors"),
+    _decode(16, 32, 8, 1, 1, "vectors"),
+    _decode(16, 32, 16, 1, 1, "vectors"),
+    *(_prefill(n, m, 3, 0, 128, 2) for n in (64, 128) for m in (16, 32, 64)),
+    *(_prefill(n, m, 6, 0) for n in (64, 128) for m in (32, 64)),
+    _prefill(64, 128, 6, 0),
+    _prefill(128, 128, 6, 0),
+    _prefill(128, 128, 6, 1),
+    _prefill(128, 128, 6, 2),
+    _prefill(128, 128, 4, 0, 128),
+    _prefill(128, 256, 4, 0),
+    _prefill(128, 256, 4, 1),
+    _prefill(128, 256, 4, 2),
+    _prefill(128, 256, 4, 1, group_m=8),
+)
+
+
+def warm(job: tuple[Tile, str, str]) -> str:
+    """Compile what the gate of a tile runs, and gate it on a small product."""
+    tile, dtype, weight_type = job
+    spec = spec_for("w4a16", ARCH)
+    case = Case("w4a16", weight_type, dtype, tile.block_m, 1024, 2048, 128)
+    if spec.space is not None and spec.space().broken_rule(tile, case.problem(ARCH)) is not None:
+        case = Case("w4a16", weight_type, dtype, tile.block_m, 8192, 2048, 128)
+    return str(gate(spec, tile, [case]))
+
+
+def targets(dtypes: list[str], rows: list[int]) -> list[Target]:
+    """Every dtype, shape and number of rows; the first dtype gets twice the share."""
+    return [
+        Target(
+            Problem("w4a16", ARCH, dtype, "uint4", "float", m, n, k, 128),
+            2.0 if dtype == dtypes[0] else 1.0,
+        )
+        for dtype in dtypes
+        for m in rows
+        for n, k in SHAPES
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds of the tuner")
+    parser.add_argument("--out", type=Path, required=True, help="the table")
+    parser.add_argument("--report", type=Path, help="the whole report, as JSON")
+    parser.add_argument("--dtype", default="float16,bfloat16")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--warm-limit", type=float, default=90.0, help="seconds")
+    options = parser.parse_args()
+    dtypes = options.dtype.split(",")
+    jobs = [(tile, dtype, "uint4") for dtype in dtypes for tile in SHORTLIST]
+    began = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        waiting = pool.map_async(warm, jobs, chunksize=1)
+        try:
+            found = waiting.get(options.warm_limit)
+        except multiprocessing.TimeoutError:
+            found = []
+            print("compiling took too long; the tuner goes on with what there is")
+    for line in found:
+        if " passed on " not in line:
+            print(line)
+    print(f"{len(found)} gated in {time.perf_counter() - began:.0f} s", flush=True)
+
+    def told(now: Progress) -> None:
+        if now.kind in ("row", "done"):
+            print(f"{now.seconds_left:.0f} s left, {now.index}/{now.problems}: {now.text}")
+
+    allowed = set(SHORTLIST)
+    report = tune(
+        targets(dtypes, [int(m) for m in options.rows.split(",")]),
+        out=options.out,
+        budget_s=options.budget,
+        strategy="exhaustive",
+        on_event=told,
+        settings=Settings(
+            batch=8,
+            finalists=2,
+            least_slice_s=2.0,
+            timing=Timing(rounds=2, blocks=10, cache="cold"),
+            allow=allowed.__contains__,
+        ),
+        provenance=provenance(["python", "benchmarks/gpu/tune_w4a16.py", *sys.argv[1:]]),
+    )
+    if options.report is not None:
+        whole: dict[str, Any] = report.to_dict()
+        options.report.write_text(json.dumps(whole, allow_nan=False))
+    for problem in report.problems:
+        print(problem.problem.act_dtype, problem.problem.M, problem.problem.N, problem.problem.K,
+              problem.status, problem.reason, f"{problem.seconds:.1f} s")  # fmt: skip
+    print(f"{time.perf_counter() - began:.0f} s in all")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
