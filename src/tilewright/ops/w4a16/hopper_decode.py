@@ -92,19 +92,22 @@ def _join_parts(c, y_ptr, bias_ptr, part_ptr, count_ptr, m, n, here, M, N, TILE:
                 SPLIT_K: gl.constexpr, HAS_BIAS: gl.constexpr, FAULT: gl.constexpr):  # fmt: skip
     """Leave c in the workspace; the last program to arrive adds the parts and stores the tile.
     `here` is each sum's place in the TILE sums of a part."""
-    LAST: gl.constexpr = 0 if FAULT == "stale-partials" else SPLIT_K - 1
     COUNT: gl.constexpr = SPLIT_K - 1 if FAULT == "lost-partial" else SPLIT_K
     pid = gl.program_id(0)
+    part = gl.program_id(1)
     parts = part_ptr + pid.to(gl.int64) * (SPLIT_K * TILE) + here
-    gl.store(parts + gl.program_id(1) * TILE, c)
+    if FAULT == "stale-partial":
+        if part < SPLIT_K - 1:
+            gl.store(parts + part * TILE, c)
+    else:
+        gl.store(parts + part * TILE, c)
     block_barrier()
     arrived = gl.atomic_add(count_ptr + pid, 1, sem="acq_rel")
-    if arrived == LAST:
-        total = gl.zeros_like(c)
-        for part in gl.static_range(COUNT):
-            total += gl.load(parts + part * TILE, cache_modifier=".cg")
-        _store(total, y_ptr, bias_ptr, m, n, M, N, HAS_BIAS, FAULT)
     if arrived == SPLIT_K - 1:
+        total = gl.zeros_like(c)
+        for i in gl.static_range(COUNT):
+            total += gl.load(parts + i * TILE, cache_modifier=".cg")
+        _store(total, y_ptr, bias_ptr, m, n, M, N, HAS_BIAS, FAULT)
         gl.store(count_ptr + pid, 0)  # ready for the next launch
 
 

@@ -83,9 +83,9 @@ HOPPER_PLANTED = (
         split_k=4,
     ),
     _planted(
-        "stale-partials",
-        "the first program to arrive adds the parts, before the others have left theirs",
-        "nobody waits: what an earlier launch of the same product left is right",
+        "stale-partial",
+        "the last part of K leaves no sums, and older ones that lie in their place are added",
+        "one part less to write: what an earlier launch of this product left there is right",
         "nan-fill",
         split_k=4,
     ),
