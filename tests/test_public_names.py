@@ -27,6 +27,7 @@ NAMES = [
     "mmq_gemm",
     "pack_blocks",
     "pack_w4",
+    "pack_w4_for",
     "read_checkpoint",
     "read_gguf",
     "w4a16_gemm",

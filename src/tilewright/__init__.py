@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tilewright.formats.checkpoint import read_checkpoint
     from tilewright.formats.gguf import read_gguf
     from tilewright.layout.cpu import PackedBlocks, PackedW4, pack_blocks, pack_w4
+    from tilewright.layout.pack import pack_w4_for
     from tilewright.model.generate import generate
     from tilewright.model.load import load
     from tilewright.ops.mmq.op import mmq_gemm
@@ -49,6 +50,7 @@ __all__ = [
     "mmq_gemm",
     "pack_blocks",
     "pack_w4",
+    "pack_w4_for",
     "read_checkpoint",
     "read_gguf",
     "w4a16_gemm",
@@ -64,6 +66,7 @@ _HOMES = {
     "mmq_gemm": "tilewright.ops.mmq.op",
     "pack_blocks": "tilewright.layout.cpu",
     "pack_w4": "tilewright.layout.cpu",
+    "pack_w4_for": "tilewright.layout.pack",
     "read_checkpoint": "tilewright.formats.checkpoint",
     "read_gguf": "tilewright.formats.gguf",
     "w4a16_gemm": "tilewright.ops.w4a16.op",

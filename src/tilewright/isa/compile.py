@@ -144,7 +144,7 @@ def _weight(problem: Problem, family: type) -> Any:
         dtype,
     )  # fmt: skip
     name = "hopper" if family is HopperW4 else "words"
-    packed = pack_w4_for(codes, problem.arch, act_dtype=dtype, family=name, device="cpu")
+    packed = pack_w4_for(codes, act_dtype=dtype, arch=problem.arch, family=name)
     assert isinstance(packed, WordsW4 | HopperW4)
     return packed.to(_META)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.device import kind_of
+from tilewright.device import arch_of
 from tilewright.errors import UnsupportedError
 from tilewright.formats.w4 import W4Codes
 from tilewright.layout.cpu import PackedW4, pack_w4
@@ -34,33 +34,35 @@ def family_of(arch: str, act_dtype: torch.dtype = torch.float16) -> str:
 
 def pack_w4_for(
     weight: W4Codes,
-    arch: str,
+    device: torch.device | str = "cpu",
     *,
     act_dtype: torch.dtype = torch.float16,
+    arch: str | None = None,
     family: str | None = None,
-    device: torch.device | str | None = None,
 ) -> PackedW4 | WordsW4 | HopperW4:
-    """Pack 4-bit codes for the kernels of an arch.
+    """Pack 4-bit codes for the kernels of a device, on that device.
 
     Args:
-        weight: checked codes.
-        arch: "cpu-...", "sm_90", "gfx1151" and the like; "interpreter" packs as for a GPU.
-        act_dtype: dtype of the activations.
+        weight: checked codes, from `tilewright.read_checkpoint`.
+        device: where the result lies: "cpu", "cuda".
+        act_dtype: dtype of the activations to come; float16 or bfloat16 on Hopper, any of the
+            three elsewhere.
+        arch: whose kernels it is for, "sm_90", "gfx1151"; None for that of `device`. A weight for
+            another arch than the device's can be looked at, and compiled for.
         family: one of `FAMILIES`; None for that of the arch.
-        device: where packing takes place and the result lies; None for the arch's own.
 
     Raises:
         UnsupportedError: an unknown family.
         LayoutError: as the family's own function.
     """
+    place = torch.device(device)
+    arch = arch_of(place) if arch is None else arch
     family = family_of(arch, act_dtype) if family is None else family
     if family not in FAMILIES:
         raise UnsupportedError(f"family is {family!r}; use one of {', '.join(FAMILIES)}")
     if family == "cpu":
         return pack_w4(weight)
-    if device is None:
-        device = "cuda" if kind_of(arch) == "cuda" else "cpu"
-    place = torch.device(device)
     if family == "hopper":
         return pack_w4_hopper(weight, act_dtype=act_dtype, device=place)
-    return pack_w4_words(weight, device=place)
+    order = "k32" if arch.startswith("sm_") else "k8"
+    return pack_w4_words(weight, order=order, device=place)

@@ -50,7 +50,7 @@ class Placement:
         Raises:
             LayoutError: as `tilewright.layout.pack.pack_w4_for`.
         """
-        return pack_w4_for(codes, self.arch, act_dtype=self.dtype, device=self.device)
+        return pack_w4_for(codes, self.device, act_dtype=self.dtype, arch=self.arch)
 
     def pack_blocks(
         self, raw: np.ndarray, block: BlockType

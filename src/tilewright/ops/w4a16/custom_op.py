@@ -39,7 +39,7 @@ def _w4a16(
     elif family == "hopper":
         weight = HopperW4(words, scales, zeros, n, k, group_size, perm, scales.dtype)
     else:
-        weight = WordsW4(words, scales, zeros, n, k, group_size, perm)
+        weight = WordsW4(words, scales, zeros, n, k, group_size, perm, family)
     return w4a16_gemm(
         x, weight, bias, activations=activations,
         tile=_tile(tile) if tile else None,
@@ -70,7 +70,8 @@ def w4a16_compiled(
     if isinstance(weight, PackedW4):
         family, words = "cpu", weight.codes
     else:
-        family, words = ("hopper" if isinstance(weight, HopperW4) else "words"), weight.words
+        family = "hopper" if isinstance(weight, HopperW4) else weight.order
+        words = weight.words
     text = "" if tile is None else "\n".join([f"{name}={value!r}" for name, value in tile.fields])
     made: torch.Tensor = torch.ops.tilewright.w4a16(
         x, words, weight.scales, weight.zeros, weight.perm, bias, family, weight.N, weight.K,

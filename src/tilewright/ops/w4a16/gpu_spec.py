@@ -189,7 +189,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
     @functools.lru_cache(maxsize=2)
     def packed(codes: W4Codes, dtype: torch.dtype) -> PackedW4 | WordsW4 | HopperW4:
         family = family_of(arch, dtype)
-        return pack_w4_for(codes, arch, act_dtype=dtype, family=family, device=device)
+        return pack_w4_for(codes, device, act_dtype=dtype, arch=arch, family=family)
 
     def repack(inputs: Inputs) -> Inputs:
         return replace(
