@@ -273,6 +273,7 @@ def test_when_two_columns_of_x_are_one_number(changes, pairs):
     ("arch", "dtype", "asm"),
     [
         ("gfx1151", torch.float16, "amd"),
+        ("gfx90a", torch.float16, "cdna"),
         ("gfx90a", torch.bfloat16, "none"),
         ("sm_80", torch.float16, "nv"),
         ("sm_80", torch.bfloat16, "none"),

@@ -67,7 +67,8 @@ def _w4a16_kernel(
     stride_xm, stride_xk, stride_qn, stride_qk, stride_sn, stride_sg, stride_zn, stride_zg,
     stride_ym, stride_yn,
     GROUP: tl.constexpr, ZEROS: tl.constexpr, SCALES: tl.constexpr, WORDS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, DEQUANT: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DEQUANT: tl.constexpr, ASM: tl.constexpr, ROUND: tl.constexpr,
+    ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr,
     FAULT: tl.constexpr,
@@ -176,7 +177,7 @@ def _w4a16_kernel(
             w = dequantize_asm(q, z, tl.expand_dims(bits, 1 - AXIS), dtype, AXIS, WORDS, ASM)
         elif DEQUANT == "packed":
             s = tl.expand_dims(scale, 1 - AXIS)
-            w = dequantize_packed(q, z, s, dtype, AXIS, WORDS, INTERPRET)
+            w = dequantize_packed(q, z, s, dtype, AXIS, WORDS, ROUND, INTERPRET)
         else:
             s = tl.expand_dims(to_float32(scale, INTERPRET), 1 - AXIS)
             w = dequantize_scalar(q, z, s, dtype, AXIS, WORDS, INTERPRET)
@@ -319,13 +320,15 @@ def weight_arguments(
         "SCALES": "two" if pairs else "one",
         "WORDS": weight.order,
         "ASM": asm,
+        "ROUND": dtype == torch.bfloat16 and arch.startswith("gfx") and arch != "gfx950",
     }
 
 
 def asm_of(arch: str, dtype: torch.dtype) -> str:
-    """Whose packed instructions of `dtype` a chip has: "amd", "nv", or "none"."""
+    """Whose packed instructions of `dtype` a chip has: "amd", "cdna", "nv", or "none"."""
     if arch.startswith("gfx"):
-        return "amd" if dtype == torch.float16 else "none"
+        name = "cdna" if arch.startswith("gfx9") else "amd"
+        return name if dtype == torch.float16 else "none"
     if arch.startswith("sm_"):
         least = {torch.float16: 80, torch.bfloat16: 90}.get(dtype, 1000)
         return "nv" if int(arch.removeprefix("sm_")) >= least else "none"

@@ -14,6 +14,8 @@ ASM says in whose instructions a pair is computed:
     "none"  Triton's own operations, half by half; the compiler may join them. In the interpreter,
             and wherever the two below do not serve.
     "amd"   v_and_or_b32, v_pk_add_f16, v_pk_mul_f16: float16.
+    "cdna"  the same, and a wait: the compiler, which does not look into assembly, does not know
+            that a matrix instruction may not read these registers at once.
     "nv"    lop3, sub and mul on f16x2, and on bf16x2 from sm_90 on.
 
 All give the same numbers: (q - z) is exact in any of them, and the product is rounded once.
@@ -37,6 +39,12 @@ __all__: list[str] = []
 def bits_to_float(bits):
     """bfloat16 patterns (integers below 2^16) as float32, exact."""
     return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def high_to_float(pair):
+    """The bfloat16 in the high half of int32 lanes as float32, exact."""
+    return (pair.to(tl.uint32, bitcast=True) & 0xFFFF0000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -88,7 +96,7 @@ def code_pair(q, P: tl.constexpr, dtype: tl.constexpr, ASM: tl.constexpr):
                 "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;",
                 "=r,r", [shifted], dtype=tl.int32, is_pure=True, pack=1,
             )  # fmt: skip
-    elif ASM == "amd":
+    elif ASM == "amd" or ASM == "cdna":
         return tl.inline_asm_elementwise(
             "v_and_or_b32 $0, $1, $2, $3", "=v,v,s,v",
             [
@@ -105,8 +113,13 @@ def code_pair(q, P: tl.constexpr, dtype: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def scaled_pair(pair, offset, scale, dtype: tl.constexpr, ASM: tl.constexpr):
-    """(pair - offset) * scale on both halves of int32 lanes, by `ASM`, "nv" or "amd"."""
-    if ASM == "amd":
+    """(pair - offset) * scale on both halves of int32 lanes, in the instructions of `ASM`."""
+    if ASM == "cdna":
+        return tl.inline_asm_elementwise(
+            "v_pk_add_f16 $0, $1, $2 neg_lo:[0,1] neg_hi:[0,1]\nv_pk_mul_f16 $0, $0, $3\ns_nop 1",
+            "=&v,v,v,v", [pair, offset, scale], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    elif ASM == "amd":
         return tl.inline_asm_elementwise(
             "v_pk_add_f16 $0, $1, $2 neg_lo:[0,1] neg_hi:[0,1]\nv_pk_mul_f16 $0, $0, $3",
             "=&v,v,v,v", [pair, offset, scale], dtype=tl.int32, is_pure=True, pack=1,
@@ -188,9 +201,24 @@ def dequantize_scalar(
 
 
 @triton.jit
+def rounded_half(v):
+    """float32 rounded to the nearest bfloat16, ties to even; NaN is not looked for."""
+    bits = v.to(tl.uint32, bitcast=True)
+    half = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return half.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def weight_half(code, offset, scale, ROUND: tl.constexpr):
+    """(code - offset) * scale of float32 codes: float32, or bfloat16 where ROUND."""
+    w = (code - offset) * scale
+    return rounded_half(w) if ROUND else w
+
+
+@triton.jit
 def dequantize_packed(
     q, zero, scale, dtype: tl.constexpr, AXIS: tl.constexpr, WORDS: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    ROUND: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Words to weights, two codes at a time, in Triton's own operations.
 
@@ -198,31 +226,37 @@ def dequantize_packed(
         q, zero: as in `dequantize_scalar`.
         scale: [1, BLOCK_N] or [BLOCK_N, 1]. float16 weights with float16 scales are multiplied in
             float16, others in float32.
+        ROUND: bfloat16 is rounded in integers, for chips without an instruction for it: there the
+            compiler would look for NaN in every weight, and scales are finite.
     """
     p0 = code_pair(q, 0, dtype, "none")
     p1 = code_pair(q, 1, dtype, "none")
     p2 = code_pair(q, 2, dtype, "none")
     p3 = code_pair(q, 3, dtype, "none")
     if dtype == tl.float16:
-        offset = (zero + 1024).to(tl.float16)
+        o = (zero + 1024).to(tl.float16)
         j0, j1 = halves(p0, dtype)
         j2, j3 = halves(p1, dtype)
         j4, j5 = halves(p2, dtype)
         j6, j7 = halves(p3, dtype)
+        w = by_column(j0 - o, j1 - o, j2 - o, j3 - o, j4 - o, j5 - o, j6 - o, j7 - o, AXIS, WORDS)
+        if scale.dtype == tl.float16:
+            return w * scale
+        else:
+            return (w.to(tl.float32) * to_float32(scale, INTERPRET)).to(dtype)
     else:
-        offset = (zero + 128).to(tl.float32)
-        j0, j1 = bits_to_float(p0 & 0xFFFF), bits_to_float(p0 >> 16)
-        j2, j3 = bits_to_float(p1 & 0xFFFF), bits_to_float(p1 >> 16)
-        j4, j5 = bits_to_float(p2 & 0xFFFF), bits_to_float(p2 >> 16)
-        j6, j7 = bits_to_float(p3 & 0xFFFF), bits_to_float(p3 >> 16)
-    w = by_column(
-        j0 - offset, j1 - offset, j2 - offset, j3 - offset,
-        j4 - offset, j5 - offset, j6 - offset, j7 - offset, AXIS, WORDS,
-    )  # fmt: skip
-    if dtype == tl.float16 and scale.dtype == tl.float16:
-        return w * scale
-    else:
-        return operand(w.to(tl.float32) * to_float32(scale, INTERPRET), dtype, INTERPRET)
+        o = (zero + 128).to(tl.float32)
+        s = to_float32(scale, INTERPRET)
+        j0 = weight_half(bits_to_float(p0 & 0xFFFF), o, s, ROUND)
+        j1 = weight_half(high_to_float(p0), o, s, ROUND)
+        j2 = weight_half(bits_to_float(p1 & 0xFFFF), o, s, ROUND)
+        j3 = weight_half(high_to_float(p1), o, s, ROUND)
+        j4 = weight_half(bits_to_float(p2 & 0xFFFF), o, s, ROUND)
+        j5 = weight_half(high_to_float(p2), o, s, ROUND)
+        j6 = weight_half(bits_to_float(p3 & 0xFFFF), o, s, ROUND)
+        j7 = weight_half(high_to_float(p3), o, s, ROUND)
+        w = by_column(j0, j1, j2, j3, j4, j5, j6, j7, AXIS, WORDS)
+        return w if ROUND else operand(w, dtype, INTERPRET)
 
 
 @triton.jit

@@ -247,8 +247,8 @@ RULES = (
     Rule(
         "spills",
         "on AMD's chips operands, sums and loads ahead must fit a thread's registers: 256 on RDNA, "
-        "where num_stages=1 loads operands piece by piece and twice as much fits, but 128 sums only "
-        "with 'asm'; 512 on CDNA, 256 with 8 warps, 128 with 16",
+        "where num_stages=1 loads operands piece by piece and twice as much fits, 128 sums though "
+        "only with 'asm'; 512 on CDNA, 256 with 8 warps, 128 with 16",
         _does_not_spill,
     ),
     Rule(
