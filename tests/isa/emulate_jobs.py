@@ -135,7 +135,13 @@ def _w4a16(job: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         corrupted = spec.corruptions[corruption](inputs)
         assert corrupted is not None, f"{case.id} has no place for {corruption!r}"
         inputs = corrupted
-    y = emulate_w4a16(Tile.from_mapping(job["tile"]), case, job["arch"], inputs=inputs)
+    y = emulate_w4a16(
+        Tile.from_mapping(job["tile"]),
+        case,
+        job["arch"],
+        inputs=inputs,
+        last_wave_first=job.get("last_wave_first", False),
+    )
     verdict = check_output(y.reshape(right.shape), right, spec.error_model(inputs, right))
     return {"ok": verdict.passed, "reason": verdict.reason}
 

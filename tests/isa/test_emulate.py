@@ -184,21 +184,33 @@ def test_text_by_hand_runs_in_place():
     assert run.instructions["s_waitcnt"] == 2
 
 
-def test_waves_meet_at_barriers():
-    """Wave 0 reads what wave 1 wrote to LDS before the barrier."""
-    exchange = """
+EXCHANGE = """
 	ds_store_b32 v1, v2
-	s_barrier
+	{barrier}
 	v_xor_b32_e32 v3, 0x80, v1
 	ds_load_b32 v2, v3
-    """
+"""
+
+
+def exchanged(barrier: str, last_wave_first: bool) -> list[int]:
+    """Two waves write to LDS and read what the other wrote."""
     x = torch.arange(64, dtype=torch.int32)
-    emulate(text(exchange), grid=(1,), args=[x, 1], num_warps=2, shared_bytes=256)
-    assert x.tolist() == [*range(32, 64), *range(32)]
-    x = torch.arange(64, dtype=torch.int32)
-    without = exchange.replace("s_barrier", "s_nop 0")
-    emulate(text(without), grid=(1,), args=[x, 1], num_warps=2, shared_bytes=256)
-    assert x.tolist()[:32] == [-1] * 32  # what nobody had written yet
+    emulate(
+        text(EXCHANGE.replace("{barrier}", barrier)), grid=(1,), args=[x, 1], num_warps=2,
+        shared_bytes=256, last_wave_first=last_wave_first,
+    )  # fmt: skip
+    return x.tolist()
+
+
+@pytest.mark.parametrize("last_wave_first", [False, True])
+def test_waves_meet_at_barriers(last_wave_first):
+    assert exchanged("s_barrier", last_wave_first) == [*range(32, 64), *range(32)]
+
+
+def test_a_missing_barrier_shows_by_the_order_of_the_waves():
+    nothing = [-1] * 32  # what LDS holds before anybody wrote
+    assert exchanged("s_nop 0", False) == [*nothing, *range(32)]
+    assert exchanged("s_nop 0", True) == [*range(32, 64), *nothing]
 
 
 def test_an_unknown_instruction_counts_only_if_it_is_reached():

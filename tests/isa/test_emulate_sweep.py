@@ -43,7 +43,8 @@ def drawn(rng: random.Random, algorithm: str, arch: str) -> dict[str, Any] | Non
         return None
     if tile.block_m * tile.block_n > OUTPUTS or tile.num_warps > 8:
         return None
-    return w4a16(arch, tile, dtype, (m, n, k, group), *flags, weight_type=weight_type)
+    job = w4a16(arch, tile, dtype, (m, n, k, group), *flags, weight_type=weight_type)
+    return {**job, "last_wave_first": rng.random() < 0.5}
 
 
 def jobs() -> dict[str, dict[str, Any]]:

@@ -77,6 +77,7 @@ def emulate(
     arch: str | None = None,
     shared_bytes: int | None = None,
     workgroups: Iterable[tuple[int, int, int]] | None = None,
+    last_wave_first: bool = False,
     max_instructions: int = 20_000_000,
 ) -> EmulatedRun:
     """Run a kernel that was compiled for an AMD GPU, on the CPU.
@@ -89,6 +90,8 @@ def emulate(
         arch: such as "gfx1151", only to check the code against; the text names its own.
         shared_bytes: LDS of a workgroup; known where `kernel` is no text, else 64 KiB.
         workgroups: run only these (x, y, z) of the grid, in this order.
+        last_wave_first: the waves of a workgroup take their turns in descending order. A result
+            that depends on it lacks a barrier.
         max_instructions: of one wave; more is a loop that does not end.
 
     Raises:
@@ -119,7 +122,8 @@ def emulate(
     with np.errstate(all="ignore"):
         for group in groups:
             waves = _start(program, memory, kernarg, group, int(warps), int(lds_bytes))
-            _run_group(program, code, waves, counts, group, max_instructions)
+            order = waves[::-1] if last_wave_first else waves
+            _run_group(program, code, order, counts, group, max_instructions)
     tally: Counter[str] = Counter()
     for ins, count in zip(program.instructions, counts, strict=False):
         for part in (ins, ins.second):
@@ -223,7 +227,7 @@ def _start(
     scratch = program.directives.get("private_segment_fixed_size", 0)
     waves = []
     for number in range(warps):
-        wave = Wave(program.lanes, memory, lds, scratch)
+        wave = Wave(program.lanes, memory, lds, scratch, number)
         at = 0
         for name, count in _USER_SGPRS:
             if program.directives.get(f"user_sgpr_{name}", 0):
@@ -266,7 +270,7 @@ def _run_group(
                     raise
                 raise GateError(
                     f"{program.name} on {program.arch}, workgroup {group}, wave "
-                    f"{waves.index(wave)}, assembly line {ins.line} ({ins.text}): {error}"
+                    f"{wave.number}, assembly line {ins.line} ({ins.text}): {error}"
                 ) from error
 
 

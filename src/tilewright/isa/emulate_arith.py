@@ -370,7 +370,7 @@ def _narrow_and_wide() -> dict[str, Operation]:
         "v_lshrrev_b64": ("u64", ("u32", "u64"), lambda n, a: a >> s6(n).astype(np.uint64)),
         "v_ashrrev_i64": ("i64", ("u32", "i64"), lambda n, a: a >> s6(n).astype(np.int64)),
         "v_lshl_add_u64": (
-            "u64", ("u64", "u32", "u64"), lambda a, n, c: (a << s6(n).astype(np.uint64)) + c
+            "u64", ("u64", "u32", "u64"), lambda a, n, c: (a << _shift(8)(n).astype(np.uint64)) + c
         ),
         "v_add_nc_u64": ("u64", q * 2, np.add), "v_sub_nc_u64": ("u64", q * 2, np.subtract),
     }  # fmt: skip

@@ -83,6 +83,7 @@ def emulate_launch(
     arch: str,
     *,
     workgroups: Iterable[tuple[int, int, int]] | None = None,
+    last_wave_first: bool = False,
 ) -> tuple[EmulatedRun, ...]:
     """Run what `launch(*operands)` launches as an AMD chip would, in the launches' order.
 
@@ -91,6 +92,7 @@ def emulate_launch(
         operands: its arguments; tensors (also in dataclasses and named tuples) on the CPU.
         arch: one of `emulate.ARCHS`.
         workgroups: run only these of each grid.
+        last_wave_first: as of `emulate`.
 
     Raises:
         UnsupportedError: as `cross_compile` and `emulate`; a tensor that is no operand's.
@@ -128,13 +130,26 @@ def emulate_launch(
 
     cross_compile(recorded, arch)
     return tuple(
-        emulate(kernel, grid=grid, args=args, arch=arch, workgroups=workgroups)
+        emulate(
+            kernel,
+            grid=grid,
+            args=args,
+            arch=arch,
+            workgroups=workgroups,
+            last_wave_first=last_wave_first,
+        )
         for kernel, grid, args in launched
     )
 
 
 def emulate_w4a16(
-    tile: Tile, case: Case, arch: str, *, seed: int = 0, inputs: Inputs | None = None
+    tile: Tile,
+    case: Case,
+    arch: str,
+    *,
+    seed: int = 0,
+    inputs: Inputs | None = None,
+    last_wave_first: bool = False,
 ) -> torch.Tensor:
     """y of one case of w4a16, computed by the tile's own kernel as `arch` would run it.
 
@@ -145,6 +160,7 @@ def emulate_w4a16(
         seed: of the operands: `gpu_spec(arch, "cpu").make_inputs(case, seed)`. That spec's oracle
             and error model judge the result.
         inputs: operands instead of those, corrupted ones for instance.
+        last_wave_first: as of `emulate`.
 
     Returns:
         y [M, N] of the case's dtype. Outputs that the kernel does not write stay NaN.
@@ -169,7 +185,8 @@ def emulate_w4a16(
         torch.full((floats,), float("nan")) if floats else None,
         torch.zeros(counters, dtype=torch.int32) if counters else None,
     )
-    emulate_launch(kernel.launch, (x, weight, inputs.bias, y, tile, space), arch)
+    operands = (x, weight, inputs.bias, y, tile, space)
+    emulate_launch(kernel.launch, operands, arch, last_wave_first=last_wave_first)
     if space.counters is not None and np.any(space.counters.numpy()):
         raise GateError(f"{case.id} on {arch}: the kernel leaves arrival counters that are not 0")
     return y

@@ -175,6 +175,7 @@ class Wave:
         v: uint32 [513, lanes].
         s: 128 scalar registers, each below 2^32.
         scc: the scalar condition bit.
+        number: its place in the workgroup.
         pc, steps: the next instruction; how many ran.
         mask: which lanes are active; `full` if all are.
         lds: the workgroup's shared memory, bytes.
@@ -182,8 +183,14 @@ class Wave:
     """
 
     def __init__(
-        self, lanes: int, memory: Memory, lds: npt.NDArray[np.uint8], scratch_bytes: int = 0
+        self,
+        lanes: int,
+        memory: Memory,
+        lds: npt.NDArray[np.uint8],
+        scratch_bytes: int = 0,
+        number: int = 0,
     ) -> None:
+        self.number = number
         self.lanes = lanes
         self.memory = memory
         self.lds = lds
