@@ -2,7 +2,7 @@
 
 `tilewright.ops.w4a16.hopper_gemm` and `hopper_decode` say what their fields mean. Both read one
 packed weight (`tilewright.layout.hopper`), so a table may choose either for any number of rows.
-Rules leave out what cannot run, what spills, and what differs from another tile in nothing.
+Rules leave out what cannot run, what registers do not hold, and what another tile does as well.
 """
 
 from __future__ import annotations
