@@ -67,7 +67,7 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
         )
     space.check(tile, problem)
     check_triton()
-    kernel = gpu._kernel(tile.algorithm)
+    kernel = gpu.kernel_of(tile.algorithm)
     m, n, k = problem.M, problem.N, problem.K
     x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
     weight = _weight(dataclasses.replace(problem, M=1), family)

@@ -28,7 +28,7 @@ from tilewright.ops.workspace import NO_WORKSPACE, workspace
 from tilewright.tiles.local import local_units
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["allocate_and_launch", "gpu_gemm", "is_gpu_weight", "space_of"]
+__all__ = ["Kernel", "allocate_and_launch", "gpu_gemm", "kernel_of", "space_of"]
 
 OP = "w4a16"
 _HERE = "tilewright.ops.w4a16"
@@ -45,21 +45,24 @@ _KERNELS = {
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class Kernel:
+    """An algorithm's code.
+
+    Attributes:
+        launch: (x, weight, bias, y, tile, workspace) -> None.
+        needs: (tile, M, N, K, units) -> floats and counters of its workspace; None for neither.
+    """
+
     launch: Callable[..., None]
     needs: Callable[[Tile, int, int, int, int], tuple[int, int]] | None
 
 
 @functools.cache
-def _kernel(algorithm: str) -> _Kernel:
+def kernel_of(algorithm: str) -> Kernel:
+    """The launcher of an algorithm of any family; its module is imported when first asked for."""
     module, launch, needs = _KERNELS[algorithm]
     found = import_module(f"{_HERE}.{module}")
-    return _Kernel(getattr(found, launch), None if needs is None else getattr(found, needs))
-
-
-def is_gpu_weight(weight: Any) -> bool:
-    """Whether a packed weight is of a GPU family."""
-    return isinstance(weight, WordsW4 | HopperW4)
+    return Kernel(getattr(found, launch), None if needs is None else getattr(found, needs))
 
 
 def space_of(weight_class: type) -> TileSpace:
@@ -154,7 +157,7 @@ def allocate_and_launch(
         x2 = x2.index_select(1, weight.perm)
     if isinstance(weight, HopperW4):
         x2 = _aligned(x2)
-    kernel = _kernel(tile.algorithm)
+    kernel = kernel_of(tile.algorithm)
     space = NO_WORKSPACE
     m = x2.shape[0]
     if kernel.needs is not None:
