@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from isa.snippets import execute, lanes_of
+from isa.snippets import bits, execute, lanes_of
 from tilewright.errors import GateError
 from tilewright.isa.emulate_state import PRIVATE, Memory
 
@@ -95,6 +95,31 @@ def test_lanes_exchange_through_lds_hardware():
     assert wave.v[0].tolist() == (lane ^ 16).tolist()
 
 
+def test_atomic_sums_of_floats():
+    memory = Memory()
+    total = torch.tensor([1.5])
+    base = memory.add(total)
+    scalars = {2: base & 0xFFFFFFFF, 3: base >> 32}
+    text = "global_atomic_add_f32 v1, v2, s[2:3]"
+    execute(text, v={1: 0, 2: bits(0.25, np.float32)}, s=scalars, memory=memory)
+    assert total.item() == 1.5 + 32 * 0.25
+
+
+SWIZZLES = [
+    ("swizzle(SWAP,4)", lambda i: i ^ 4),
+    ("swizzle(REVERSE,8)", lambda i: i ^ 7),
+    ("swizzle(BROADCAST,8,3)", lambda i: i // 8 * 8 + 3),
+    ("swizzle(QUAD_PERM,1,0,3,2)", lambda i: i ^ 1),
+    ('swizzle(BITMASK_PERM, "01pip")', lambda i: i & 0b00101 | 0b01000 | (i ^ 2) & 2),
+]
+
+
+@pytest.mark.parametrize(("pattern", "source"), SWIZZLES, ids=[p for p, _ in SWIZZLES])
+def test_swizzles_have_names(pattern, source):
+    wave = execute(f"ds_swizzle_b32 v0, v1 offset:{pattern}", v={1: np.arange(32)})
+    assert wave.v[0].tolist() == [source(i) for i in range(32)]
+
+
 def test_atomics_take_turns_and_return_what_was_there():
     memory = Memory()
     counter = torch.zeros(1, dtype=torch.int32)
@@ -108,6 +133,9 @@ def test_atomics_take_turns_and_return_what_was_there():
     text = "global_atomic_add v1, v2, s[2:3]"
     execute(text, v={1: 0, 2: 1}, s=scalars, memory=memory, arch="gfx90a", active=1)
     assert counter.item() == 97
+    text = "global_atomic_smax v1, v2, s[2:3] offset:0"
+    execute(text, v={1: 0, 2: 0xFFFFFFFF}, s=scalars, memory=memory, arch="gfx942", active=1)
+    assert counter.item() == 97  # -1 is no larger
     text = "global_atomic_cmpswap_b32 v0, v1, v[2:3], s[2:3] th:TH_ATOMIC_RETURN"
     before = {1: 0, 2: 5, 3: 97}  # the new value, then what is compared
     wave = execute(text, v=before, s=scalars, memory=memory, arch="gfx1201", active=3)

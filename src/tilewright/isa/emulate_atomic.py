@@ -8,12 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.isa.emulate_address import addresses_of
+from tilewright.isa.emulate_scalar import signed
 from tilewright.isa.emulate_state import Wave
 from tilewright.isa.emulate_text import Instruction
 
 __all__ = ["compile_atomic"]
 
 Run = Callable[[Wave], None]
+
+
+def _add_floats(old: int, new: int) -> int:
+    total = np.array([old, new], dtype=np.uint32).view(np.float32).sum(dtype=np.float32)
+    return int(total.view(np.uint32))
+
 
 _ATOMIC: dict[str, Callable[[int, int], int]] = {
     "add": lambda old, new: old + new, "add_u32": lambda old, new: old + new,
@@ -23,6 +30,11 @@ _ATOMIC: dict[str, Callable[[int, int], int]] = {
     "and": lambda old, new: old & new, "and_b32": lambda old, new: old & new,
     "xor": lambda old, new: old ^ new, "xor_b32": lambda old, new: old ^ new,
     "umax": max, "max_u32": max, "umin": min, "min_u32": min,
+    "smax": lambda old, new: max(old, new, key=signed),
+    "max_i32": lambda old, new: max(old, new, key=signed),
+    "smin": lambda old, new: min(old, new, key=signed),
+    "min_i32": lambda old, new: min(old, new, key=signed),
+    "add_f32": _add_floats,
     "inc": lambda old, new: 0 if old >= new else old + 1,
     "inc_u32": lambda old, new: 0 if old >= new else old + 1,
 }  # fmt: skip
@@ -30,7 +42,7 @@ _COMPARE_AND_SWAP = ("cmpswap", "cmpswap_b32")
 
 
 def compile_atomic(ins: Instruction, lanes: int) -> Run | None:
-    """The function of one 32-bit integer atomic; None if it is none that this module knows."""
+    """The function of one 32-bit atomic; None if it is none that this module knows."""
     space, _, verb = ins.mnemonic.partition("_atomic_")
     if space not in ("global", "flat", "buffer") or verb not in (*_ATOMIC, *_COMPARE_AND_SWAP):
         return None

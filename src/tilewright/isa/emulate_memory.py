@@ -276,10 +276,30 @@ def _ds_permute(ins: Instruction, lanes: int) -> Run:
     return run
 
 
+def _swizzle_code(ins: Instruction, text: str) -> int:
+    """The number that a named pattern stands for: and, or and exclusive-or of the lane."""
+    name, *rest = [part.strip().strip('"') for part in text[len("swizzle(") : -1].split(",")]
+    if name == "BITMASK_PERM":
+        bits = [{"0": (0, 0), "1": (0, 1), "p": (1, 0), "i": (1, 0)}[c] for c in rest[0]]
+        keep, put = (int("".join(str(b[n]) for b in bits), 2) for n in range(2))
+        flip = int("".join(str(int(c == "i")) for c in rest[0]), 2)
+        return keep | put << 5 | flip << 10
+    numbers = [int(n, 0) for n in rest]
+    if name == "QUAD_PERM":
+        return 0x8000 | sum(n << 2 * i for i, n in enumerate(numbers))
+    if name == "SWAP":
+        return 0x1F | numbers[0] << 10
+    if name == "REVERSE":
+        return 0x1F | (numbers[0] - 1) << 10
+    if name == "BROADCAST":
+        return (0x1F & -numbers[0]) | numbers[1] << 5
+    raise ins.refuse(f"the pattern {name!r}")
+
+
 def _swizzle(ins: Instruction, lanes: int) -> Run:
     text = ins.modifiers.get("offset", "0")
     if text.startswith("swizzle"):
-        raise ins.refuse("a named swizzle")
+        text = str(_swizzle_code(ins, text))
     code, lane = int(text, 0), np.arange(lanes)
     if code >> 15:
         picked = lane // 4 * 4 + (code >> 2 * (lane % 4) & 3)

@@ -38,7 +38,7 @@ _FLAGS = frozenset(
     "offen idxen glc slc dlc scc sc0 sc1 nt clamp lds gds tfe gather row_mirror row_half_mirror"
     "".split()
 )
-_MODIFIER = re.compile(r"(?:^|\s)([a-z_0-9]+):(\[[^\]]*\]|[^\s,]+)")
+_MODIFIER = re.compile(r"(?:^|\s)([a-z_0-9]+):(\[[^\]]*\]|[a-z]+\([^)]*\)|[^\s,]+)")
 _REGISTER = re.compile(r"(v|s|a|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(\.[lh])?$")
 _WRAPPED = re.compile(r"(neg|abs|sext|lit)\((.*)\)$")
 
@@ -232,7 +232,6 @@ def parse_operand(text: str) -> Operand:
             inner, negate = inner[1:], True
         else:
             break
-    found: dict[str, object] = {}
     if inner in _NAMED:
         index, count = _NAMED[inner]
         return Operand("s", text, index, count, 0, negate, absolute, extend)
@@ -244,18 +243,15 @@ def parse_operand(text: str) -> Operand:
         kind = "v" if letter in "va" else "s"
         at = None if half is None else half == ".h"
         return Operand(kind, text, index, count, 0, negate, absolute, extend, at)
+    kind = "label"
+    value: int | float | str = inner
     if inner == "off":
-        return Operand("off", text)
-    if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)", inner):
-        found = {"kind": "int", "value": int(inner, 0)}
+        kind = "off"
+    elif re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)", inner):
+        kind, value = "int", int(inner, 0)
     elif re.fullmatch(r"-?\d+\.\d*(e[+-]?\d+)?", inner):
-        found = {"kind": "float", "value": float(inner)}
-    else:
-        found = {"kind": "label", "value": inner}
-    return Operand(
-        str(found["kind"]), text, value=found["value"],  # type: ignore[arg-type]
-        negate=negate, absolute=absolute, sign_extend=extend,
-    )  # fmt: skip
+        kind, value = "float", float(inner)
+    return Operand(kind, text, value=value, negate=negate, absolute=absolute, sign_extend=extend)
 
 
 def _arguments(text: str) -> tuple[Argument, ...]:
