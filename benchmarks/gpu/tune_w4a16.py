@@ -25,6 +25,8 @@ from typing import Any
 
 from tilewright.ops.catalog import spec_for
 from tilewright.ops.contract import Case
+from tilewright.ops.space import Planted
+from tilewright.ops.w4a16.hopper_space import HOPPER_SPACE
 from tilewright.report.provenance import provenance
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.gate import gate
@@ -34,7 +36,7 @@ from tilewright.tune.tuner import Progress, Target, tune
 
 ARCH = "sm_90"
 SHAPES = ((24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096))
-ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 4096)
+ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096)
 
 
 def _decode(block_m: int, block_n: int, warps_k: int, unroll: int, split_k: int, x: str) -> Tile:
@@ -56,9 +58,7 @@ def _prefill(
 
 SHORTLIST = (
     _decode(8, 64, 4, 2, 1, "pairs"),
-    _decode(8, 64, 8, 2, 4, "pairs"),
     _decode(8, 32, 8, 2, 2, "vectors"),
-    _decode(8, 32, 4, 2, 1, "vectors"),
     _decode(8, 32, 4, 2, 4, "vectors"),
     _decode(8, 32, 8, 2, 1, "vectors"),
     _decode(16, 64, 4, 2, 1, "pairs"),
@@ -79,14 +79,36 @@ SHORTLIST = (
 )
 
 
-def warm(job: tuple[Tile, str, str]) -> str:
-    """Compile what the gate of a tile runs, and gate it on a small product."""
-    tile, dtype, weight_type = job
+def warm(job: tuple[Tile | Planted, str]) -> str:
+    """Compile what the gate of a tile runs: gate it on a small product, or on a planted tile's."""
+    tile, dtype = job
     spec = spec_for("w4a16", ARCH)
-    case = Case("w4a16", weight_type, dtype, tile.block_m, 1024, 2048, 128)
-    if spec.space is not None and spec.space().broken_rule(tile, case.problem(ARCH)) is not None:
-        case = Case("w4a16", weight_type, dtype, tile.block_m, 8192, 2048, 128)
+    if isinstance(tile, Planted):
+        return f"planted: {gate(spec.with_run(tile.run), tile.tile, tile.cases[:1])}"
+    case = Case("w4a16", "uint4", dtype, tile.block_m, 1024, 2048, 128)
     return str(gate(spec, tile, [case]))
+
+
+def compiled(dtypes: list[str], processes: int, limit_s: float) -> None:
+    """Fill Triton's cache, and print what the gate rejected."""
+    jobs: list[tuple[Tile | Planted, str]] = [
+        (tile, dtype) for dtype in dtypes for tile in (*HOPPER_SPACE.planted, *SHORTLIST)
+        if dtype == dtypes[0] or isinstance(tile, Tile)
+    ]  # fmt: skip
+    began = time.perf_counter()
+    passed = 0
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        found = pool.imap_unordered(warm, jobs)
+        try:
+            for _ in jobs:
+                line = found.next(max(0.1, limit_s - (time.perf_counter() - began)))
+                passed += " passed on " in line
+                if " passed on " not in line or line.startswith("planted"):
+                    print(line[:300])
+        except multiprocessing.TimeoutError:
+            print("compiling took too long; the tuner goes on with what there is")
+    seconds = time.perf_counter() - began
+    print(f"{passed} of {len(jobs)} passed on small products in {seconds:.0f} s", flush=True)
 
 
 def targets(dtypes: list[str], rows: list[int]) -> list[Target]:
@@ -107,27 +129,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of the tuner")
-    parser.add_argument("--out", type=Path, required=True, help="the table")
+    parser.add_argument("--out", type=Path, default=Path("sm_90.json"), help="the table")
     parser.add_argument("--report", type=Path, help="the whole report, as JSON")
-    parser.add_argument("--dtype", default="float16,bfloat16")
+    parser.add_argument("--dtype", default="float16")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--only-warm", action="store_true", help="compile, and tune nothing")
+    parser.add_argument("--no-warm", action="store_true", help="tune at once")
     parser.add_argument("--warm-limit", type=float, default=90.0, help="seconds")
     options = parser.parse_args()
     dtypes = options.dtype.split(",")
-    jobs = [(tile, dtype, "uint4") for dtype in dtypes for tile in SHORTLIST]
     began = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        waiting = pool.map_async(warm, jobs, chunksize=1)
-        try:
-            found = waiting.get(options.warm_limit)
-        except multiprocessing.TimeoutError:
-            found = []
-            print("compiling took too long; the tuner goes on with what there is")
-    for line in found:
-        if " passed on " not in line:
-            print(line)
-    print(f"{len(found)} gated in {time.perf_counter() - began:.0f} s", flush=True)
+    if not options.no_warm:
+        compiled(dtypes, options.processes, options.warm_limit)
+    if options.only_warm:
+        return 0
 
     def told(now: Progress) -> None:
         if now.kind in ("row", "done"):

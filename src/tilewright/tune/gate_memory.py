@@ -202,11 +202,17 @@ class Snapshot:
     """Every byte of the operands of one launch, the memory around them included.
 
     Tensors and writable numpy arrays are found in the fields of `Inputs`, in dataclasses, lists,
-    tuples and mappings there.
+    tuples and mappings there. Where x lies on a GPU only what lies there too: its kernels do not
+    reach the host's memory, in which the oracle's source lies.
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        self._blocks = [(name, live, live.clone()) for name, live in _operands(inputs)]
+        reached = inputs.x.device
+        self._blocks = [
+            (name, live, live.clone())
+            for name, live in _operands(inputs)
+            if reached.type == "cpu" or live.device == reached
+        ]
 
     def changed(self) -> str | None:
         """The first operand that no longer holds what it held, such as "x" or "weight.data"."""

@@ -18,7 +18,7 @@ import torch
 from tilewright.errors import GateError, TileError
 from tilewright.ops.contract import Case, OpSpec
 from tilewright.tiles.tile import Problem, Tile
-from tilewright.tune.gate import GateResult, gate, planted
+from tilewright.tune.gate import CHECKS, GateResult, gate, planted
 from tilewright.tune.gate_proof import trial_of
 
 __all__ = [
@@ -43,6 +43,7 @@ KINDS = {
 }
 """Reasons of rejection beside the names of the gate's checks, and what they mean."""
 
+_WITHOUT_RAGGED = tuple(check for check in CHECKS if check != "ragged-shapes")
 _RAISED = "launch"  # the gate's name for a tile that raises
 _NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory")
 
@@ -139,7 +140,8 @@ class DirectGate:
             spec.make_inputs(case, self._seed)
         except Exception as error:
             raise GateError(f"no operands of {case.id}: {_text(error)}") from error
-        gate(spec, None, [case], seed=self._seed)  # the gate keeps the oracle's results
+        # The gate keeps the oracle's results; around a tile it draws others, as they come.
+        gate(spec, None, [case], seed=self._seed, _checks=_WITHOUT_RAGGED)
 
     def check(self, problem: Problem, tile: Tile) -> Outcome:
         start = time.perf_counter()
