@@ -209,7 +209,8 @@ class Gate:
         assert self._child.stdout is not None
         for line in self._child.stdout:
             key, found = json.loads(line)
-            print(f"{key}: {found['reason']}", flush=True)
+            # Standard output is read for the compiler's messages meanwhile.
+            print(f"{key}: {found['reason']}", file=sys.stderr, flush=True)
             self._lines.append((key, found))
 
     def results(self) -> Mapping[str, dict[str, Any]]:
