@@ -70,6 +70,40 @@ def dot_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
 
+@triton.jit
+def reduce_kernel(x_ptr, sum_ptr, max_ptr, at_ptr, scan_ptr, M: tl.constexpr, N: tl.constexpr):
+    offs_m = tl.arange(0, M)
+    offs_n = tl.arange(0, N)
+    x = tl.load(x_ptr + offs_m[:, None] * N + offs_n[None, :])
+    tl.store(sum_ptr + offs_m, tl.sum(x, 1))
+    tl.store(max_ptr + offs_n, tl.max(x, 0))
+    tl.store(at_ptr + offs_m, tl.argmax(x, 1))
+    tl.store(scan_ptr + offs_n, tl.cumsum(tl.max(x, 0), 0))
+
+
+@triton.jit
+def functions_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, N))
+    a = tl.abs(x) + 0.1
+    y = tl.log(a) * tl.sqrt(a) / (1.0 + tl.exp(-x)) + tl.erf(x) + tl.floor(x) + x % 0.75
+    tl.store(out_ptr + tl.arange(0, N), y)
+
+
+@triton.jit
+def integers_kernel(a_ptr, b_ptr, out_ptr, dot_ptr, counter_ptr, N: tl.constexpr):
+    offs = tl.arange(0, N)
+    a = tl.load(a_ptr + offs)
+    b = tl.load(b_ptr + offs)
+    wide = a.to(tl.int64) * b.to(tl.int64) >> 7
+    tl.store(out_ptr + offs, a // b * 3 + a % b + tl.maximum(a, b) + wide.to(tl.int32))
+    square = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    left = tl.load(a_ptr + square).to(tl.int8)
+    right = tl.load(b_ptr + square).to(tl.int8)
+    tl.store(dot_ptr + square, tl.dot(left, right))
+    tl.atomic_add(counter_ptr, tl.sum(a, 0))
+    tl.atomic_max(counter_ptr + 1, -1)
+
+
 def _random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(dtype)
 
@@ -122,6 +156,65 @@ def _dot(job: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return {"error": _error(c, right), "instructions": run.instructions, "waves": run.waves}
 
 
+def _wrong(**pairs: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
+    """The names of the results that are not right; whole numbers must be equal."""
+    wrong = []
+    for name, (found, right) in pairs.items():
+        if right.dtype.is_floating_point:
+            good = bool(((found - right).abs() <= 1e-5 * right.abs().max()).all())
+        else:
+            good = torch.equal(found.long(), right.long())
+        if not good:
+            wrong.append(name)
+    return {"wrong": wrong}
+
+
+def _reduce(job: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    m, n = 32, 64
+    x = _random(m, n, dtype=dtype, seed=0)
+    sums, most, scan = (_nan(size, dtype=dtype) for size in (m, n, n))
+    at = torch.full((m,), -1, dtype=torch.int32)
+    emulate_launch(
+        lambda *t: reduce_kernel[(1,)](*t, M=m, N=n), (x, sums, most, at, scan), job["arch"]
+    )
+    largest = x.max(0).values
+    return _wrong(
+        sum=(sums, x.double().sum(1)),
+        max=(most, largest),
+        argmax=(at, x.argmax(1)),
+        cumsum=(scan, largest.double().cumsum(0)),
+    )
+
+
+def _functions(job: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    x, y = _random(512, dtype=dtype, seed=0), _nan(512, dtype=dtype)
+    emulate_launch(lambda *t: functions_kernel[(1,)](*t, N=512), (x, y), job["arch"])
+    wide = x.double()
+    a = wide.abs() + 0.1
+    right = a.log() * a.sqrt() / (1 + (-wide).exp()) + wide.erf() + wide.floor()
+    return _wrong(functions=(y, right + torch.fmod(wide, torch.tensor(0.75, dtype=wide.dtype))))
+
+
+def _integers(job: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    a = torch.from_numpy(rng.integers(-(2**31), 2**31, 1024).astype(np.int32))
+    b = torch.from_numpy((rng.integers(1, 5000, 1024) * rng.choice((-1, 1), 1024)).astype(np.int32))
+    out, dot = (torch.full((1024,), -1, dtype=torch.int32) for _ in range(2))
+    counter = torch.tensor([5, -7], dtype=torch.int32)
+    emulate_launch(
+        lambda *t: integers_kernel[(1,)](*t, N=1024), (a, b, out, dot, counter), job["arch"]
+    )
+    x, y = a.long(), b.long()
+    quotient = torch.div(x, y, rounding_mode="trunc")
+    right = quotient * 3 + (x - quotient * y) + torch.maximum(x, y) + (x * y >> 7)
+    left, over = (v.to(torch.int8).long().reshape(32, 32) for v in (a, b))
+    return _wrong(
+        arithmetic=(out, right.int()),
+        dot=(dot.reshape(32, 32), left @ over),
+        atomics=(counter, torch.stack([(x.sum() + 5).int(), torch.tensor(-1, dtype=torch.int32)])),
+    )
+
+
 def _w4a16(job: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     m, n, k, group = job["shape"]
     case = Case(
@@ -151,6 +244,9 @@ KERNELS = {
     "careless add": _add,
     "softmax": _softmax,
     "dot": _dot,
+    "reduce": _reduce,
+    "functions": _functions,
+    "integers": _integers,
     "w4a16": _w4a16,
 }
 

@@ -10,12 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 from tilewright.tiles.tile import Tile
 
-__all__ = ["ARCHS", "emulated", "w4a16"]
+__all__ = ["ARCHS", "emulated", "tile_of", "w4a16"]
 
 ARCHS = ("gfx1151", "gfx1100", "gfx1201", "gfx90a", "gfx942")
 SCRIPT = Path(__file__).with_name("emulate_jobs.py")
+
+
+def tile_of(algorithm: str, **values: Any) -> Tile:
+    """A tile of w4a16; fields that are not given take their first value."""
+    fields = TRITON_SPACE.fields[algorithm]
+    return Tile.of(algorithm, **{name: options[0] for name, options in fields.items()} | values)
 
 
 def w4a16(arch: str, tile: Tile, dtype: str, shape: tuple[int, ...], *flags: str,

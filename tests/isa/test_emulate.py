@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from isa.compiling import HAS_TRITON, NO_TRITON
-from isa.emulating import ARCHS, emulated, w4a16
+from isa.emulating import ARCHS, emulated, tile_of, w4a16
 from tilewright.errors import FormatError, GateError, UnsupportedError
 from tilewright.isa.emulate import emulate
 from tilewright.tiles.tile import Tile
@@ -20,12 +20,12 @@ DTYPES = tuple(LIMITS)
 UNITS = {"gfx11": "v_wmma_f32_16x16x16_f16", "gfx12": "v_wmma_f32_16x16x16_f16",
          "gfx9": "v_mfma_f32_"}  # fmt: skip
 
-PORTABLE = Tile.of(
+PORTABLE = tile_of(
     "triton", block_m=16, block_n=32, block_k=32, num_warps=4, num_stages=2, group_m=8,
     dequant="packed", order="xw",
 )  # fmt: skip
-SKINNY = Tile.of("skinny", block_m=2, block_n=32, block_k=64, split_k=2, num_warps=2, num_stages=2)
-GLUON = Tile.of(
+SKINNY = tile_of("skinny", block_m=2, block_n=32, block_k=64, split_k=2, num_warps=2, num_stages=2)
+GLUON = tile_of(
     "amd", block_m=16, block_n=64, block_k=32, num_warps=4, warps_m=1, num_stages=2,
     x_path="shared",
 )  # fmt: skip
@@ -41,6 +41,15 @@ KERNELS = {
     for arch, dtype in [*((arch, "float16") for arch in ARCHS), ("gfx1151", "bfloat16"),
                         ("gfx1201", "bfloat16"), ("gfx942", "bfloat16")]
 }  # fmt: skip
+GENERAL = {
+    f"{arch} {kernel}": {"kernel": kernel, "arch": arch, "dtype": "float32"}
+    for kernel, archs in {
+        "reduce": ("gfx1100", "gfx1201", "gfx90a"),
+        "functions": ("gfx1151", "gfx942"),
+        "integers": ("gfx1201", "gfx90a"),
+    }.items()
+    for arch in archs
+}
 CARELESS = {
     f"{arch} careless": {"kernel": "careless add", "arch": arch, "dtype": "float16"}
     for arch in ("gfx1151", "gfx942")
@@ -84,7 +93,7 @@ WRONG = {name: planted(name) for name in ("k-tail", "past-the-end", "scale-row")
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Every job's result, from one process: starting it costs more than a kernel."""
-    jobs = KERNELS | CARELESS | QUANTIZED | CORRUPTED | WRONG
+    jobs = KERNELS | GENERAL | CARELESS | QUANTIZED | CORRUPTED | WRONG
     return emulated(jobs, tmp_path_factory.mktemp("triton"))
 
 
@@ -94,6 +103,13 @@ def test_a_kernel_computes_what_float64_does(executed, name):
     found = executed[name]
     assert found.get("raised") is None
     assert found["error"] <= LIMITS[KERNELS[name]["dtype"]]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", GENERAL)
+def test_what_other_kernels_do_is_known_too(executed, name):
+    """Moves between lanes, divisions, functions, 64-bit integers, atomics, 8-bit products."""
+    assert executed[name] == {"wrong": []}
 
 
 @needs_triton
