@@ -234,6 +234,15 @@ def test_a_skinny_tile_of_more_shares_than_steps():
     assert result.passed, result.reason
 
 
+@pytest.mark.parametrize("block_m", [4, 16])
+def test_wide_offsets_of_skinny_tiles_give_the_same(monkeypatch, block_m):
+    inputs = SPEC.make_inputs(case_of(3, k=160, group=32, flags=("bias", "strided")), 0)
+    narrow = SPEC.run(inputs, tile=skinny(block_m))
+    for module in (triton_gemm, triton_skinny):
+        monkeypatch.setattr(module, "spans_wide", lambda tensor: True)
+    assert torch.equal(SPEC.run(inputs, tile=skinny(block_m)), narrow)
+
+
 @pytest.mark.parametrize("m", [15, 17, 40])
 def test_skinny_tiles_of_matrix_units_take_any_m(m):
     result = held(case_of(m, 33, 128, 32), skinny(16, 2))

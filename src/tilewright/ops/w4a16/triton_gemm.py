@@ -143,7 +143,7 @@ def _w4a16_kernel(
         share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
         start_k = tl.program_id(1) * share
         end_k = tl.minimum(start_k + share, K)
-        x_ptrs += start_k * stride_xk
+        x_ptrs += start_k.to(tl.int64) * stride_xk
         q_ptrs += start_k // 8 * stride_qk
     WORD_K: tl.constexpr = 8 if WORDS == "k8" else 32
 

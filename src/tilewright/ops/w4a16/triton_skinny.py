@@ -171,7 +171,7 @@ def _w4a16_skinny_kernel(
             at_k = offs_x + (k + p * PAIR)
             added = ()
             for m in tl.static_range(BLOCK_M):
-                x_row = x_ptr + tl.minimum(m, M - 1) * stride_xm
+                x_row = x_ptr + tl.cast(tl.minimum(m, M - 1), tl.int64) * stride_xm
                 x0, x1 = _two_columns(x_row, at_k, K, stride_xk, X_PAIRS, EVEN_K, INTERPRET)
                 added = added + (part[m] + low * x0[None, :] + high * x1[None, :],)
             part = added
@@ -190,7 +190,8 @@ def _w4a16_skinny_kernel(
         else:
             if HAS_BIAS:
                 y += to_float32(tl.load(b_ptr + row_n), INTERPRET)
-            y_ptrs = y_ptr + tl.minimum(m, M - 1) * stride_ym + offs_n * stride_yn
+            row_y = tl.cast(tl.minimum(m, M - 1), tl.int64)
+            y_ptrs = y_ptr + row_y * stride_ym + offs_n * stride_yn
             _store(y_ptrs, y, mask_n & (m < M), INTERPRET)
 
 

@@ -261,21 +261,25 @@ RULES = (
 
 
 def _skinny(problem: Problem, steps: Sequence[int]) -> Tile:
-    """Shares enough to keep the memory of a large chip busy; nobody has tuned it."""
+    """Programs enough to keep the memory of a large chip busy, by what an H200 liked; untuned."""
     nvidia = problem.arch.startswith("sm_")
     dots = problem.M > (1 if nvidia else 2)
     block_m = next(m for m in (16, 32, 64) if problem.M <= m) if dots else max(1, problem.M)
     wide = nvidia and problem.act_dtype != "float32"
     block_k = next(k for k in steps if k <= (128 if wide or not dots else 32))
     tiles, split = -(-problem.N // 64), 1
-    while split < 16 and split * tiles < 512 and 4 * split * block_k <= problem.K:
+    enough = _ENOUGH_DOTS if dots else _ENOUGH_SUMS
+    while split < 16 and split * tiles < enough and 4 * split * block_k <= problem.K:
         split *= 2
     return Tile.of(
         "skinny", block_m=block_m, block_n=64, block_k=block_k, split_k=split, num_warps=4,
-        num_stages=3 if nvidia else 2,
+        num_stages=(4 if wide and block_m == 16 else 3) if nvidia else 1 if dots else 2,
     )  # fmt: skip
 
 
+# Programs from which on more shares of K did not pay on an H200.
+_ENOUGH_SUMS = 1024
+_ENOUGH_DOTS = 384
 # (block_m, block_n, block_k, num_warps, num_stages) for words of the order "k32".
 _HOPPER = (
     (256, 128, 128, 8, 3), (128, 128, 128, 8, 3), (64, 128, 128, 8, 4),
