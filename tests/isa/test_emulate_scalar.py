@@ -24,6 +24,8 @@ SCALAR = [
     ("s_mul_hi_i32 s0, s1, s2", (0xFFFFFFFF, 6), 0xFFFFFFFF, 0),
     ("s_abs_i32 s0, s1", (0xFFFFFFFB, 0), 5, 1),
     ("s_min_i32 s0, s1, s2", (0xFFFFFFFF, 1), 0xFFFFFFFF, 1),
+    ("s_max_u32 s0, s1, s2", (7, 7), 7, 1),
+    ("s_min_u32 s0, s1, s2", (7, 7), 7, 0),
     ("s_max_i32 s0, s1, 1", (0xFFFFFFFF, 0), 1, 0),
     ("s_bfe_u32 s0, s1, 0x50019", (0x06000000, 0), 3, 1),
     ("s_bfe_i32 s0, s1, 0x100000", (0x1FFFF, 0), 0xFFFFFFFF, 1),

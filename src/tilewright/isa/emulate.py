@@ -263,11 +263,8 @@ def _run_group(
         for wave in alive:
             try:
                 wave.done = _run_to_barrier(code, wave, counts, limit) == _END
-            except (GateError, UnsupportedError) as error:
-                at = max(wave.pc - 1, 0)
-                ins = program.instructions[at]
-                if isinstance(error, UnsupportedError):
-                    raise
+            except GateError as error:
+                ins = program.instructions[wave.pc - 1]
                 raise GateError(
                     f"{program.name} on {program.arch}, workgroup {group}, wave "
                     f"{wave.number}, assembly line {ins.line} ({ins.text}): {error}"

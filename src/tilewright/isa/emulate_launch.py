@@ -169,7 +169,7 @@ def emulate_w4a16(
         GateError: the kernel accesses memory outside its operands, or leaves arrival counters
             that are not zero; else as `emulate_launch`.
     """
-    from tilewright.ops.w4a16.gpu import kernel_of as kernel_of
+    from tilewright.ops.w4a16.gpu import kernel_of
 
     if inputs is None:
         inputs = gpu_spec(arch, "cpu").make_inputs(case, seed)

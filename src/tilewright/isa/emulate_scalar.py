@@ -7,6 +7,7 @@ second result, where there is one, the scalar condition bit (scc).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -250,10 +251,12 @@ def _arithmetic_shift(bits: int) -> Callable[[int, int], int]:
     return lambda a, n: signed(a, bits) >> n
 
 
-def _choose(pick: Callable[[int, int], int], see: Callable[[int], int]) -> Callable[..., Result]:
+def _choose(first: Callable[[int, int], bool], see: Callable[[int], int]) -> Callable[..., Result]:
+    """The first source where `first` of both holds, which scc says; else the second."""
+
     def choose(a: int, b: int) -> Result:
-        value = pick(see(a), see(b))
-        return value, value == see(a) and see(a) != see(b)
+        taken = first(see(a), see(b))
+        return (a if taken else b), taken
 
     return choose
 
@@ -310,8 +313,8 @@ def _tables() -> dict[str, tuple[int, tuple[int, ...], Callable[..., Result]]]:
         "sub_u32": lambda a, b: (a - b, a < b), "sub_co_u32": lambda a, b: (a - b, a < b),
         "add_i32": _signed_sum(1), "add_co_i32": _signed_sum(1),
         "sub_i32": _signed_sum(-1), "sub_co_i32": _signed_sum(-1),
-        "min_u32": _choose(min, int), "max_u32": _choose(max, int),
-        "min_i32": _choose(min, signed), "max_i32": _choose(max, signed),
+        "min_u32": _choose(operator.lt, int), "max_u32": _choose(operator.ge, int),
+        "min_i32": _choose(operator.lt, signed), "max_i32": _choose(operator.ge, signed),
         "mul_i32": lambda a, b: (a * b, None), "mul_hi_u32": lambda a, b: (a * b >> 32, None),
         "mul_hi_i32": lambda a, b: (signed(a) * signed(b) >> 32, None),
         "absdiff_i32": lambda a, b: (
