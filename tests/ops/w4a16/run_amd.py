@@ -87,8 +87,7 @@ def compiled(job: dict[str, Any]) -> dict[str, Any]:
         "mnemonics": sorted(set(names)),
         "loads": Counter(name for name in names if "buffer_load" in name),
         "loads_then_multiplies": _loads_then_multiplies(names),
-        "asm_without_wait": _asm_without_wait(kernel.text("amdgcn")),
-        "mfma_apart": _mfma_apart(kernel.text("amdgcn")),
+        "text": kernel.text("amdgcn") if job["arch"].startswith("gfx9") else "",
         "stores": Counter(re.findall(r"buffer_store_\w+", kernel.text("amdgcn"))),
         "resources": asdict(resources(kernel)),
         "mentions_fault": bool(re.search("FAULT", kernel.text("ttgir"))),
@@ -100,18 +99,6 @@ def _loads_then_multiplies(names: list[str]) -> bool:
     loads = [i for i, name in enumerate(names) if "buffer_load" in name]
     multiplies = [i for i, name in enumerate(names) if re.match("v_wmma|v_mfma", name)]
     return max(loads) < min(multiplies)
-
-
-def _asm_without_wait(text: str) -> int:
-    """Blocks of inline assembly that write vector registers and do not end with s_nop 1."""
-    blocks = re.findall(r";;#ASMSTART(.*?);;#ASMEND", text, re.DOTALL)
-    return sum("v_" in block and not block.rstrip().endswith("s_nop 1") for block in blocks)
-
-
-def _mfma_apart(text: str) -> int:
-    """Matrix instructions that add vector registers to others than they write."""
-    operands = re.findall(r"v_mfma_\w+ (\S+), \S+, \S+, (\S+)", text)
-    return sum(old.startswith("v") and new != old for new, old in operands)
 
 
 def cross(

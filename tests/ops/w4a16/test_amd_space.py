@@ -25,6 +25,7 @@ BROKEN = {
         TILE.replace(block_m=256, block_n=64, block_k=256, num_warps=4),
         replace(PROBLEM, group=256, arch="gfx90a"),
     ),
+    "amd: scale": (TILE, replace(PROBLEM, act_dtype="bfloat16")),
     "amd: registers": (TILE.replace(x_path="direct", num_stages=2), PROBLEM),
     "one scale a step": (TILE.replace(block_k=256), PROBLEM),
 }
@@ -63,6 +64,7 @@ def test_every_problem_has_tiles(arch, dtype, group):
     ]
     assert "small" in legal
     assert ("direct" in legal) == (group != 32)
+    assert ("square" in legal) == (group not in (32, -1) and dtype == "float16")
 
 
 def test_planted_tiles_lie_outside_the_space_and_their_honest_ones_inside():

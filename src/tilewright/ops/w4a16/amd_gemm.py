@@ -16,9 +16,11 @@ rows make that cheaper, is loaded as the matrix units take it ("direct": no barr
 Words, scales and zero points lie as `tilewright.layout.triton` draws them, words in order "k8". A
 step reads one scale a column, so BLOCK_K divides the group, unless one group is all of K.
 
-Two ways to scale. float16 with float16 scales: (q - z) is exact and is multiplied by the scale in
-float16, one rounding. Else the matrix units get q - z itself, and each step's sums are multiplied
-by the scale in float32, no rounding of weights at all.
+SCALE, three ways:
+    "weights"  q - z is exact and is multiplied by the scale in float16, one rounding.
+    "steps"    the matrix units get q - z itself, and the sums of each step are multiplied by the
+               scale in float32. Weights are not rounded, registers for a step's sums are needed.
+    "end"      as "steps", once behind the loop: wherever one group is all of K.
 
 Rows and columns past the edges are read from the last valid row (what becomes of them is not
 stored), K past its end as zero. Offsets within a tile are 32 bits, those of a tile 64. One output
@@ -32,6 +34,9 @@ Tile fields (`amd_space.AMD_FIELDS`)::
     num_stages                  2: loads of the next step fly during this one; 1: no registers
                                 for that
     x_path                      "shared" or "direct"
+    scale                       "weights" or "steps"; "steps" is what bfloat16 takes, and float16
+                                with scales of another dtype. It multiplies block_m numbers where
+                                "weights" multiplies block_k.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -115,17 +120,17 @@ def _w4a16_amd_kernel(
     stride_ym, stride_yn,
     GROUP: gl.constexpr, ZEROS: gl.constexpr, HAS_BIAS: gl.constexpr, K_TAIL: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    AHEAD: gl.constexpr, DIRECT: gl.constexpr, SCALED: gl.constexpr, UNIT: gl.constexpr,
+    AHEAD: gl.constexpr, DIRECT: gl.constexpr, SCALE: gl.constexpr, UNIT: gl.constexpr,
     ACC: gl.constexpr, K_WIDTH: gl.constexpr, SPLIT: gl.constexpr, X_LAYOUT: gl.constexpr,
     X_SHARED: gl.constexpr, Y_LAYOUT: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
-    """One tile of y. GROUP is K when one group is all of K; ZEROS is "none", "bytes", "packed"."""
+    """One tile of y. ZEROS is "none", "bytes" or "packed"; SCALE as in the module's docstring."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, ACC, K_WIDTH)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, ACC, K_WIDTH)
     WORDS: gl.constexpr = words_layout(gl.to_linear_layout(RIGHT, [BLOCK_K, BLOCK_N]), SPLIT)
     XL: gl.constexpr = LEFT if DIRECT else X_LAYOUT
     COLUMNS: gl.constexpr = gl.SliceLayout(0, WORDS)
-    SCALES: gl.constexpr = COLUMNS if SCALED else gl.SliceLayout(0, ACC)
+    SCALES: gl.constexpr = COLUMNS if SCALE == "weights" else gl.SliceLayout(0, ACC)
     dtype: gl.constexpr = x_ptr.dtype.element_ty
 
     # Which tile: bands of 8 rows of tiles, column after column, so that x and w stay in the cache.
@@ -191,9 +196,10 @@ def _w4a16_amd_kernel(
             x, q = _load_step(
                 k, K, x_ptr, x_offs, x_k, stride_xk, q_ptr, q_offs, q_k, stride_qk, K_TAIL
             )
-            scale, zero = _load_group(
-                k, s_ptr, s_offs, stride_sg, z_ptr, z_offs, stride_zg, GROUP, ZEROS, FAULT
-            )
+            if SCALE != "end":
+                scale, zero = _load_group(
+                    k, s_ptr, s_offs, stride_sg, z_ptr, z_offs, stride_zg, GROUP, ZEROS, FAULT
+                )
         if DIRECT:
             left = x
         else:
@@ -207,21 +213,26 @@ def _w4a16_amd_kernel(
             x, q = _load_step(
                 ahead, K, x_ptr, x_offs, x_k, stride_xk, q_ptr, q_offs, q_k, stride_qk, K_TAIL
             )
-            scale, zero = _load_group(
-                ahead, s_ptr, s_offs, stride_sg, z_ptr, z_offs, stride_zg, GROUP, ZEROS, FAULT
-            )
+            if SCALE != "end":
+                scale, zero = _load_group(
+                    ahead, s_ptr, s_offs, stride_sg, z_ptr, z_offs, stride_zg, GROUP, ZEROS, FAULT
+                )
             words = issued(words)
         if not DIRECT:
             left = shared.load(LEFT)
         if ZEROS == "packed":
             zero_now = (zero_now >> z_bit) & 15
-        w = weights(words, zero_now, scale_now, dtype, SCALED, UNIT == "mfma", SPLIT, RIGHT)
-        if SCALED:
-            acc = _multiply(left, w, acc, UNIT)
+        w = weights(
+            words, zero_now, scale_now, dtype, SCALE == "weights", UNIT == "mfma", SPLIT, RIGHT
+        )
+        if SCALE == "steps":
+            sums = _multiply(left, w, gl.zeros((BLOCK_M, BLOCK_N), gl.float32, ACC), UNIT)
+            acc += sums * scale_now.to(gl.float32)[None, :]
         else:
-            step = _multiply(left, w, gl.zeros((BLOCK_M, BLOCK_N), gl.float32, ACC), UNIT)
-            acc += step * scale_now.to(gl.float32)[None, :]
+            acc = _multiply(left, w, acc, UNIT)
 
+    if SCALE == "end":
+        acc *= scale.to(gl.float32)[None, :]
     if HAS_BIAS:
         b_offs = gl.minimum(gl.arange(0, BLOCK_N, gl.SliceLayout(0, ACC)), columns - 1)
         acc += gl.amd.cdna3.buffer_load(b_ptr + start_n, b_offs).to(gl.float32)[None, :]
@@ -262,7 +273,8 @@ def launch_w4a16_amd(
             "the weight with pack_w4_words(..., order='k8')"
         )
     arch = target_arch(x.device)
-    layouts = layouts_of(tile, arch, scales_sums=not _scales_weights(x, weight))
+    scale = _scale(x, weight, tile)
+    layouts = layouts_of(tile, arch, scales_steps=scale == "steps")
     family = amd_family(arch)
     m, k = x.shape
     z = weight.zeros
@@ -278,16 +290,19 @@ def launch_w4a16_amd(
         K_TAIL=k % tile.block_k != 0,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         AHEAD=tile.num_stages > 1, DIRECT=tile.x_path == "direct",
-        SCALED=_scales_weights(x, weight), UNIT=family.instruction,
+        SCALE=scale, UNIT=family.instruction,
         ACC=layouts.acc, K_WIDTH=layouts.k_width, SPLIT=layouts.split, X_LAYOUT=layouts.x,
         X_SHARED=layouts.shared, Y_LAYOUT=layouts.y, FAULT=tile.as_dict().get("planted", ""),
         num_warps=tile.num_warps, num_stages=1,
     )  # fmt: skip
 
 
-def _scales_weights(x: torch.Tensor, weight: WordsW4) -> bool:
-    """Weights are multiplied by their scale before the product, and not sums after it."""
-    return x.dtype == torch.float16 and weight.scales.dtype == torch.float16
+def _scale(x: torch.Tensor, weight: WordsW4, tile: Tile) -> str:
+    """What the scales are multiplied to: the kernel's SCALE."""
+    if weight.group_size == weight.K:
+        return "end"
+    both = x.dtype == torch.float16 and weight.scales.dtype == torch.float16
+    return "weights" if both and tile.scale == "weights" else "steps"
 
 
 def workspace_amd(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:

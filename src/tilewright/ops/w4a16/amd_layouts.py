@@ -58,12 +58,12 @@ class AmdLayouts:
 
 
 @lru_cache(maxsize=256)
-def layouts_of(tile: Tile, arch: str, scales_sums: bool) -> AmdLayouts:
+def layouts_of(tile: Tile, arch: str, scales_steps: bool) -> AmdLayouts:
     """The layouts of `tile` on `arch`.
 
     Args:
-        scales_sums: sums are multiplied by the scale of their column. A lane then holds sums of
-            one column, and needs one scale; else of one row, which is better to store.
+        scales_steps: a step's sums are multiplied by the scale of their column. A lane then holds
+            sums of one column, and needs one scale; else of one row, which is better to store.
 
     Raises:
         UnsupportedError: the kernel does not serve `arch`.
@@ -74,11 +74,11 @@ def layouts_of(tile: Tile, arch: str, scales_sums: bool) -> AmdLayouts:
         acc = gl.amd.AMDMFMALayout(
             version=family.version,
             instr_shape=[16, 16, 16],
-            transposed=not scales_sums,
+            transposed=not scales_steps,
             warps_per_cta=warps,
         )
     else:
-        acc = wmma_layout(family.version, warps, transposed=not scales_sums)
+        acc = wmma_layout(family.version, warps, transposed=not scales_steps)
     return AmdLayouts(
         acc=acc,
         k_width=family.k_width(tile.block_k),

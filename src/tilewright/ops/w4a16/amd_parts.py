@@ -14,8 +14,10 @@ above and subtracts in float32, whose upper 16 bits then are the bfloat16; `v_pe
 them. The scale is multiplied to the sums in float32, which is more exact as well.
 
 The instructions are spelled out since the compiler, given the same maths, splits the pairs into
-halves. On CDNA a matrix instruction must not follow a vector instruction that writes its operand at
-once; the compiler does not see into inline assembly, so the block ends with the wait it needs.
+halves. It does not see into inline assembly, so two rules of CDNA are kept by hand (`_together`): a
+matrix instruction may read what a vector instruction wrote two cycles later at the earliest; and
+what a matrix instruction still adds, some cycles on, no vector instruction may overwrite. All words
+of a step are therefore dequantized before its first matrix instruction.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -62,7 +64,6 @@ _MINUS_ZERO = (
     "v_pk_fma_f16 $3, $3, $8, $10 neg_lo:[0,0,1] neg_hi:[0,0,1]",
 )
 _TIMES_SCALE = tuple(f"v_pk_mul_f16 ${i}, ${i}, $11" for i in range(4))
-_WAIT = ("s_nop 1",)
 
 
 def _block(*parts: tuple[str, ...]) -> gl.constexpr:
@@ -71,11 +72,8 @@ def _block(*parts: tuple[str, ...]) -> gl.constexpr:
 
 _CODES = (_pairs(4), _MINUS_ZERO)
 _ASM_CODES: gl.constexpr = _block(*_CODES)
-_ASM_CODES_WAIT: gl.constexpr = _block(*_CODES, _WAIT)
 _ASM_SCALED: gl.constexpr = _block(*_CODES, _TIMES_SCALE)
-_ASM_SCALED_WAIT: gl.constexpr = _block(*_CODES, _TIMES_SCALE, _WAIT)
 _ASM_BFLOAT16: gl.constexpr = _block(_pairs(6), _bfloat16(0, 1), _bfloat16(2, 3))
-_ASM_BFLOAT16_WAIT: gl.constexpr = _block(_pairs(6), _bfloat16(0, 1), _bfloat16(2, 3), _WAIT)
 
 
 # Constants are vector registers too: gfx12 must wait before it overwrites a scalar register that a
@@ -96,6 +94,31 @@ def issued(q):
     return gl.inline_asm_elementwise("", "=v,0", [q], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.constexpr_function
+def _words_of_a_thread(layout):
+    return 2 ** len(layout.reg_bases)
+
+
+@gluon.constexpr_function
+def _same_registers(count):
+    return ",".join(["=v"] * count + [str(i) for i in range(count)])
+
+
+@gluon.jit
+def _together(p0, p1, p2, p3):
+    """The same pairs, at once: no matrix instruction of the step comes before the last of them, or
+    sooner than two cycles behind it."""
+    PACK: gl.constexpr = _words_of_a_thread(p0.type.layout)
+    return gl.inline_asm_elementwise(
+        "s_nop 1",
+        _same_registers(4 * PACK),
+        [p0, p1, p2, p3],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=PACK,
+    )
+
+
 @gluon.jit
 def _column(values, q):
     """Values [BLOCK_N] for every word of q [BLOCK_K / 8, BLOCK_N]."""
@@ -111,7 +134,7 @@ def _half2(half):
 
 
 @gluon.jit
-def _float16_pairs(q, zero, scale, SCALED: gl.constexpr, WAIT: gl.constexpr):
+def _float16_pairs(q, zero, scale, SCALED: gl.constexpr):
     """Words to four float16 pairs each: (q - z) * s, or q - z."""
     low_codes = gl.full_like(q, 0x000F000F)
     high_codes = gl.full_like(q, 0x00F000F0)
@@ -123,7 +146,7 @@ def _float16_pairs(q, zero, scale, SCALED: gl.constexpr, WAIT: gl.constexpr):
     if SCALED:
         scale2 = _column(_half2(scale), q)
         return gl.inline_asm_elementwise(
-            _ASM_SCALED_WAIT if WAIT else _ASM_SCALED,
+            _ASM_SCALED,
             _IO_SCALED,
             [q, low_codes, high_codes, magic, sixteenth, offset, offset16, scale2],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
@@ -132,7 +155,7 @@ def _float16_pairs(q, zero, scale, SCALED: gl.constexpr, WAIT: gl.constexpr):
         )
     else:
         return gl.inline_asm_elementwise(
-            _ASM_CODES_WAIT if WAIT else _ASM_CODES,
+            _ASM_CODES,
             _IO_CODES,
             [q, low_codes, high_codes, magic, sixteenth, offset, offset16],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
@@ -142,7 +165,7 @@ def _float16_pairs(q, zero, scale, SCALED: gl.constexpr, WAIT: gl.constexpr):
 
 
 @gluon.jit
-def _bfloat16_pairs(q, zero, WAIT: gl.constexpr):
+def _bfloat16_pairs(q, zero):
     """Words to four bfloat16 pairs each: q - z."""
     low_codes = gl.full_like(q, 0x000F000F)
     high_codes = gl.full_like(q, 0x00F000F0)
@@ -152,7 +175,7 @@ def _bfloat16_pairs(q, zero, WAIT: gl.constexpr):
     offset16 = _column((zero + 64).to(gl.float32), q)
     sixteenth = gl.full_like(offset, 0.0625)
     p0, p1, p2, p3, _, _ = gl.inline_asm_elementwise(
-        _ASM_BFLOAT16_WAIT if WAIT else _ASM_BFLOAT16,
+        _ASM_BFLOAT16,
         _IO_BFLOAT16,
         [q, low_codes, high_codes, magic, sixteenth, offset, offset16, upper],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32),
@@ -170,7 +193,7 @@ def _halves(pair):
 @gluon.jit
 def weights(
     q, zero, scale,
-    dtype: gl.constexpr, SCALED: gl.constexpr, WAIT: gl.constexpr, SPLIT: gl.constexpr,
+    dtype: gl.constexpr, SCALED: gl.constexpr, CDNA: gl.constexpr, SPLIT: gl.constexpr,
     OPERAND: gl.constexpr,
 ):  # fmt: skip
     """Words [BLOCK_K / 8, BLOCK_N] to weights [BLOCK_K, BLOCK_N] as the matrix units take them.
@@ -185,9 +208,11 @@ def weights(
         SPLIT: as of `amd_layouts.words_layout`.
     """
     if dtype == gl.float16:
-        p0, p1, p2, p3 = _float16_pairs(q, zero, scale, SCALED, WAIT)
+        p0, p1, p2, p3 = _float16_pairs(q, zero, scale, SCALED)
     else:
-        p0, p1, p2, p3 = _bfloat16_pairs(q, zero, WAIT)
+        p0, p1, p2, p3 = _bfloat16_pairs(q, zero)
+    if CDNA:
+        p0, p1, p2, p3 = _together(p0, p1, p2, p3)
     l0, h0 = _halves(p0)
     l1, h1 = _halves(p1)
     l2, h2 = _halves(p2)

@@ -29,7 +29,7 @@ def _planted(
 ) -> Planted:
     tile = Tile.of(
         "amd", block_m=16, block_n=32, block_k=64, num_warps=2, warps_m=1, num_stages=2,
-        x_path="shared", planted=name,
+        x_path="shared", scale="steps", planted=name,
     )  # fmt: skip
     case = Case("w4a16", "uint4", "float16", m, 64, 256, group)
     return Planted(tile, fault, why_faster, caught_by, _run, (case,))

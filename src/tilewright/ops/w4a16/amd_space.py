@@ -38,6 +38,7 @@ AMD_FIELDS = {
         "warps_m": (1, 2),
         "num_stages": (1, 2),
         "x_path": ("shared", "direct"),
+        "scale": ("weights", "steps"),
     }
 }
 """The algorithm's fields and their values; `amd_gemm` says what each does."""
@@ -114,6 +115,10 @@ def amd_family(arch: str) -> AmdFamily:
     return _FAMILIES[arch]
 
 
+def _one_group(problem: Problem) -> bool:
+    return problem.group in (-1, problem.K)
+
+
 def lds_bytes(tile: Tile) -> int:
     """Shared memory that the compiler allots at most: x of one step, later y on its way out."""
     x = tile.block_m * (tile.block_k + PADDING) * 2 if tile.x_path == "shared" else 0
@@ -123,9 +128,9 @@ def lds_bytes(tile: Tile) -> int:
 def registers(tile: Tile, problem: Problem) -> int:
     """An estimate of the vector registers that a thread needs.
 
-    The sums, twice where they are scaled; a step's words; its x, whole if it is loaded as an
-    operand, else a row of fragments; with num_stages 2 the next step's as well; and some for each
-    column and for addresses. Held to what compiling for every family came to.
+    The sums, twice where those of each step are scaled; a step's words; its x, whole if it is
+    loaded as an operand, else a row of fragments; with num_stages 2 the next step's as well; and
+    some for each column and for addresses. Held to what compiling for every family came to.
     """
     family = amd_family(problem.arch)
     threads = tile.num_warps * family.warp_size
@@ -137,7 +142,7 @@ def registers(tile: Tile, problem: Problem) -> int:
     operand = rows * tile.block_k // 2 // lanes
     x_step = max(1, tile.block_m * tile.block_k // 2 // threads)  # on its way to shared memory
     total = 24 + 6 * columns // 16 + words
-    total += sums * (2 if problem.act_dtype == "bfloat16" else 1)
+    total += sums * (2 if tile.scale == "steps" and not _one_group(problem) else 1)
     if tile.x_path == "direct":
         total += operand
     else:
@@ -162,6 +167,10 @@ def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
 def _warps_have_work(tile: Tile, problem: Problem) -> bool:
     along_n = tile.num_warps // tile.warps_m
     return bool(along_n and tile.block_m >= 16 * tile.warps_m and tile.block_n >= 16 * along_n)
+
+
+def _scales(tile: Tile, problem: Problem) -> bool:
+    return tile.scale == "steps" or (problem.act_dtype == "float16" and not _one_group(problem))
 
 
 def _fits_lds(tile: Tile, problem: Problem) -> bool:
@@ -189,6 +198,12 @@ AMD_RULES = (
         "each warp multiplies at least 16 x 16 outputs: warps_m of them share block_m, the others "
         "block_n",
         _of_amd(_warps_have_work),
+    ),
+    Rule(
+        "amd: scale",
+        "bfloat16 has no packed multiplication on these chips, and one group for all of K is "
+        "scaled behind the loop: scale=weights is for float16 with several groups",
+        _of_amd(_scales),
     ),
     Rule(
         "amd: shared memory",
