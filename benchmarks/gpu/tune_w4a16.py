@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
@@ -95,6 +96,8 @@ def compiled(dtypes: list[str], processes: int, limit_s: float) -> None:
         (tile, dtype) for dtype in dtypes for tile in (*HOPPER_SPACE.planted, *SHORTLIST)
         if dtype == dtypes[0] or isinstance(tile, Tile)
     ]  # fmt: skip
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # of the processes to come: compilers are what keeps the cores busy
     began = time.perf_counter()
     passed = 0
     with multiprocessing.get_context("spawn").Pool(processes) as pool:

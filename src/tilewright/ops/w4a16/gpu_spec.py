@@ -1,9 +1,9 @@
 """w4a16 on a GPU as the gate, the tuner and verify see it: `SPEC.on("cuda")`.
 
 Operands and oracle are the CPU's; packing, tiles and error model are those of the layout family
-that the arch at hand takes. A large product of more than 2^19 outputs is judged on some of its
-columns (`ErrorModel.columns`), the first and the last among them: the float64 oracle would
-otherwise take minutes for what the GPU computes in a millisecond.
+that the arch at hand takes. The result of a large weight is judged on some of its columns
+(`ErrorModel.columns`), the first and the last among them: the float64 oracle would otherwise take
+minutes for what the GPU computes in a millisecond.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ WEIGHT_UNITS = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of the weights that are multiplied, by the dtype of x."""
 
 _MOST_OUTPUTS = 1 << 19
+_MOST_VALUES = 1 << 24  # of the weight, in float64 at a time
 _PIECE = 16  # columns that are judged together: the width of the check's tiles
 
 
@@ -70,8 +71,9 @@ def judged_columns(m: int, n: int, k: int) -> npt.NDArray[np.int64] | None:
 
     The first and the last 64 are among them; the others are drawn, the same in every process.
     """
-    most = max(2 * 8 * _PIECE, _MOST_OUTPUTS // m // _PIECE * _PIECE)
-    if n <= most or m * n * k <= 1 << 31:
+    most = min(_MOST_OUTPUTS // m, _MOST_VALUES // k)
+    most = max(2 * 8, most // _PIECE) * _PIECE
+    if n <= most:
         return None
     pieces = -(-n // _PIECE)
     edges = [*range(4), *range(pieces - 4, pieces)]
