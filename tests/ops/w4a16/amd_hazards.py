@@ -1,13 +1,15 @@
-"""What CDNA asks of the code around its matrix instructions, looked up in the text of a kernel.
+"""What chips ask of the code around inline assembly, looked up in the text of a kernel.
 
-LLVM counts these wait states itself, except where an instruction stands in inline assembly.
+LLVM sees to both rules itself, except where an instruction stands in inline assembly. CDNA: wait
+states around matrix instructions (`hazards`). RDNA4: a scalar register that a vector instruction
+has read may not be overwritten without a wait (`scalars_read`).
 """
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["hazards"]
+__all__ = ["hazards", "scalars_read"]
 
 _READ_AFTER_WRITE = 2  # wait states of CDNA between a vector and a matrix instruction
 _WRITE_AFTER_READ = 7  # and between a 16x16 matrix instruction and one that overwrites its addend
@@ -49,3 +51,10 @@ def hazards(text: str) -> list[str]:
                     problems.append(f"{name} {out} and {other} {written[0]}, {waited} apart")
                 waited += 1 + (int(written[0]) if other == "s_nop" else 0)
     return problems
+
+
+def scalars_read(text: str) -> list[str]:
+    """Lines of inline assembly with a scalar register among their operands."""
+    blocks = re.findall(r";;#ASMSTART(.*?);;#ASMEND", text, re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.search(r"[ ,-]s(\d+|\[)", line)]

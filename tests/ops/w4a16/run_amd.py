@@ -87,7 +87,7 @@ def compiled(job: dict[str, Any]) -> dict[str, Any]:
         "mnemonics": sorted(set(names)),
         "loads": Counter(name for name in names if "buffer_load" in name),
         "loads_then_multiplies": _loads_then_multiplies(names),
-        "text": kernel.text("amdgcn") if job["arch"].startswith("gfx9") else "",
+        "text": kernel.text("amdgcn"),
         "stores": Counter(re.findall(r"buffer_store_\w+", kernel.text("amdgcn"))),
         "resources": asdict(resources(kernel)),
         "mentions_fault": bool(re.search("FAULT", kernel.text("ttgir"))),

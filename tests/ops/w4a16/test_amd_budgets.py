@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isa.compiling import HAS_TRITON, NO_TRITON
-from ops.w4a16.amd_hazards import hazards
+from ops.w4a16.amd_hazards import hazards, scalars_read
 from ops.w4a16.amd_jobs import ARCHS, TILES, run_amd
 from tilewright.ops.w4a16.amd_space import AMD_FIELDS, lds_bytes, registers
 from tilewright.ops.w4a16.triton_space import TRITON_SPACE
@@ -189,6 +189,14 @@ def test_the_search_for_hazards_finds_what_is_too_close(name):
         text = text.replace(waits, "s_nop 6")
     assert hazards(text) == []
     assert hazards(TOO_CLOSE[name].replace("#ASM", "")) == []  # the compiler's own affair
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "ahead", "direct"])
+def test_inline_assembly_reads_no_scalar_register_on_rdna4(compiled, name):
+    text = compiled[f"gfx1201 {name}"]["text"]
+    assert ";;#ASMSTART" in text
+    assert scalars_read(text) == []
+    assert scalars_read(text.replace(", v", ", s"))
 
 
 @pytest.mark.parametrize("name", TIGHT)

@@ -52,14 +52,14 @@ from triton.experimental.gluon import language as gl
 
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
-from tilewright.ops.cross import Compiled, cross_compile, target_arch
+from tilewright.ops.cross import target_arch
 from tilewright.ops.gluon_compat import block_barrier
 from tilewright.ops.w4a16.amd_layouts import layouts_of, words_layout
 from tilewright.ops.w4a16.amd_parts import issued, weights
 from tilewright.ops.w4a16.amd_space import amd_family
-from tilewright.tiles.tile import Problem, Tile
+from tilewright.tiles.tile import Tile
 
-__all__ = ["compile_amd", "launch_w4a16_amd", "workspace_amd"]
+__all__ = ["launch_w4a16_amd", "workspace_amd"]
 
 _ROWS_OF_TILES: gl.constexpr = gl.constexpr(8)
 
@@ -308,32 +308,3 @@ def _scale(x: torch.Tensor, weight: WordsW4, tile: Tile) -> str:
 def workspace_amd(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
     """(float32 partial sums, int32 counters) that the tile needs: none."""
     return 0, 0
-
-
-def compile_amd(tile: Tile, problem: Problem, arch: str) -> Compiled:
-    """The kernel of `tile` as `arch` would run it on `problem`, compiled with no GPU.
-
-    Operands are contiguous, zero points packed, scales of the activations' dtype.
-
-    Args:
-        problem: `problem.arch` is not read; group -1 is one group.
-
-    Raises:
-        UnsupportedError: this kernel does not serve `arch`.
-        TileError: the compiler refuses.
-    """
-    amd_family(arch)
-    m, n, k = problem.M, problem.N, problem.K
-    dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[problem.act_dtype]
-    group = k if problem.group == -1 else problem.group
-
-    def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(*shape, dtype=dtype, device="meta")
-
-    zeros = meta(-(-n // 8), k // group) if problem.weight_type == "uint4" else None
-    weight = WordsW4(
-        meta(n, -(-k // 8)), meta(n, k // group, dtype=dtype), zeros, n, k, group, None
-    )
-    x, y = meta(m, k, dtype=dtype), meta(m, n, dtype=dtype)
-    (found,) = cross_compile(lambda: launch_w4a16_amd(x, weight, None, y, tile), arch)
-    return found
