@@ -1,0 +1,1 @@
+"""Machine code of chips that are not here: compiled, counted, and AMD's executed on the CPU."""
