@@ -78,18 +78,19 @@ JOBS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def default_job(arch: str, dtype: str, m: int) -> dict[str, Any]:
-    problem = Problem("w4a16_triton", arch, dtype, "uint4", "float", m, 512, 1024, 128)
+def default_job(arch: str, dtype: str, m: int, n: int) -> dict[str, Any]:
+    """The tile for an N of `n`; it is compiled for fewer columns."""
+    problem = Problem("w4a16_triton", arch, dtype, "uint4", "float", m, n, 4096, 128)
     return {"arch": arch, "tile": TRITON_SPACE.default(problem), "dtype": dtype, "m": m}
 
 
 DEFAULTS = {
-    f"{arch} {dtype} M={m}": default_job(arch, dtype, m)
+    f"{arch} {dtype} N={n} M={m}": default_job(arch, dtype, m, n)
     for arch, dtype in (
         ("gfx1151", "float16"), ("gfx1151", "bfloat16"), ("gfx1100", "float16"),
         ("gfx1201", "bfloat16"), ("gfx90a", "float16"), ("gfx942", "bfloat16"),
     )
-    for m in (1, 16, 512)
+    for m, n in ((1, 4096), (16, 4096), (512, 1024), (512, 24576))
 }  # fmt: skip
 JOBS |= DEFAULTS
 

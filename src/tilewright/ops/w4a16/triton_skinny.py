@@ -38,6 +38,7 @@ import triton.language as tl
 
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.cross import target_arch
+from tilewright.ops.w4a16.triton_defaults import LEAST_DOT
 from tilewright.ops.w4a16.triton_gemm import (
     INTERPRETED,
     asm_of,
@@ -55,7 +56,6 @@ from tilewright.ops.w4a16.triton_parts import (
     halves,
     to_float32,
 )
-from tilewright.ops.w4a16.triton_space import LEAST_DOT
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_w4a16_skinny", "workspace_skinny"]

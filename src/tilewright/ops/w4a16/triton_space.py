@@ -18,18 +18,18 @@ what the compiler does allot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tilewright.device import INTERPRETER
 from tilewright.ops.cross import warp_size
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.ops.w4a16.amd_space import AMD_FIELDS, AMD_RULES
+from tilewright.ops.w4a16.triton_defaults import LEAST_DOT, choices, has_asm
 from tilewright.ops.w4a16.triton_planted import PLANTED
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = [
     "INTERPRETER",
-    "LEAST_DOT",
     "TRITON_SPACE",
     "amd_registers",
     "smem_bytes",
@@ -54,9 +54,6 @@ _SMEM_LIMITS = {
     "sm_121": 99 * _KIB,
 }
 _SMEM_UNKNOWN = 48 * _KIB  # what every GPU of the last ten years grants
-LEAST_DOT = 16
-"""Rows of a "skinny" tile from which on matrix units multiply."""
-
 _ACCUMULATORS = 128  # of a thread's 255 or 256 registers
 _SUMS = 64  # of "skinny", which holds as many of one step beside them
 _NVIDIA_REGISTERS = 65536  # of one multiprocessor
@@ -154,12 +151,7 @@ def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
 
 
 def _has_asm(tile: Tile, problem: Problem) -> bool:
-    if tile.algorithm != "triton" or tile.dequant != "asm":
-        return True
-    arch = problem.arch
-    if problem.act_dtype == "bfloat16":
-        return arch == INTERPRETER or (arch.startswith("sm_") and int(arch[3:]) >= 90)
-    return True
+    return tile.algorithm != "triton" or tile.dequant != "asm" or has_asm(problem)
 
 
 def _few_rows(tile: Tile, problem: Problem) -> bool:
@@ -260,73 +252,13 @@ RULES = (
 )
 
 
-def _skinny(problem: Problem, steps: Sequence[int]) -> Tile:
-    """Programs enough to keep the memory of a large chip busy, by what an H200 liked; untuned."""
-    nvidia = problem.arch.startswith("sm_")
-    dots = problem.M > (1 if nvidia else 2)
-    block_m = next(m for m in (16, 32, 64) if problem.M <= m) if dots else max(1, problem.M)
-    wide = nvidia and problem.act_dtype != "float32"
-    block_k = next(k for k in steps if k <= (128 if wide or not dots else 32))
-    tiles, split = -(-problem.N // 64), 1
-    enough = _ENOUGH_DOTS if dots else _ENOUGH_SUMS
-    while split < 16 and split * tiles < enough and 4 * split * block_k <= problem.K:
-        split *= 2
-    return Tile.of(
-        "skinny", block_m=block_m, block_n=64, block_k=block_k, split_k=split, num_warps=4,
-        num_stages=(4 if wide and block_m == 16 else 3) if nvidia else 1 if dots else 2,
-    )  # fmt: skip
-
-
-# Programs from which on more shares of K did not pay on an H200.
-_ENOUGH_SUMS = 1024
-_ENOUGH_DOTS = 384
-# (block_m, block_n, block_k, num_warps, num_stages) for words of the order "k32".
-_HOPPER = (
-    (256, 128, 128, 8, 3), (128, 128, 128, 8, 3), (64, 128, 128, 8, 4),
-    (256, 64, 64, 4, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (32, 64, 64, 4, 4),
-    (16, 64, 64, 4, 4),
-    (256, 128, 32, 8, 4), (128, 128, 32, 8, 4), (64, 64, 32, 4, 4), (32, 64, 32, 4, 4),
-    (16, 64, 32, 4, 4),
-)  # fmt: skip
-_ENOUGH_TILES = 100  # that keep most of an H200's 132 multiprocessors busy
-
-
-def _hopper(problem: Problem, steps: Sequence[int]) -> Tile:
-    """The largest tile that is not mostly padding, and of which there are enough."""
-
-    def suits(block_m: int, block_n: int) -> bool:
-        tiles = -(-problem.M // block_m) * -(-problem.N // block_n)
-        few = block_m <= 64 and block_n == 64
-        return block_m < max(2 * problem.M, 17) and (few or tiles >= _ENOUGH_TILES)
-
-    block_m, block_n, block_k, num_warps, num_stages = next(
-        t for t in _HOPPER if t[2] in steps and suits(*t[:2])
-    )
-    return Tile.of(
-        "triton", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=num_warps,
-        num_stages=num_stages, group_m=4, order="wx", dequant="asm",
-    )  # fmt: skip
-
-
 def _default(problem: Problem) -> Tile:
-    """By what was measured on one H200 for sm_90; else small enough for every chip, and untuned."""
-    whole = problem.group in (-1, problem.K)
-    steps = [k for k in (128, 64, 32, 16) if whole or problem.group % k == 0]
-    if problem.M <= 32:
-        return _skinny(problem, steps)
-    arch, half = problem.arch, problem.act_dtype != "float32"
-    if arch == "sm_90" and half:
-        return _hopper(problem, steps)
-    probe = Tile.of("triton", dequant="asm")
-    known = arch.startswith(("sm_", "gfx")) and half and _has_asm(probe, problem)
-    dequant = "asm" if known else "packed" if half else "scalar"
-    # Loads ahead did not pay for float16 on gfx1151 as published, and did for bfloat16.
-    stages = 1 if arch.startswith("gfx") and problem.act_dtype == "float16" else 2
-    return Tile.of(
-        "triton", block_m=64, block_n=64, block_k=32 if 32 in steps else 16, num_warps=4,
-        num_stages=stages, group_m=8, order="wx" if arch.startswith("sm_") else "xw",
-        dequant=dequant,
-    )  # fmt: skip
+    """The first choice of `triton_defaults.choices` that obeys the rules."""
+    return next(
+        tile
+        for tile in choices(problem)
+        if all(rule.holds(tile, problem) for rule in (*RULES, *AMD_RULES))
+    )
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
