@@ -190,12 +190,11 @@ def _gpu_ladder(result: dict[str, Any], part: str) -> str:
         cells = [arm.replace("/", ", ")]
         for case in cases:
             us = _us(case, "cold", arm)
-            pairs = {row["a"]: f"{row['ratio']:.3f}x {row['verdict']}" for row in case["pairs"]
-                     if row["b"] == arm}  # fmt: skip
             base = case["cold"]["baseline"]
-            first = pairs.pop(base, "")
-            cells += [f"{statistics.median(us):.1f}" if us else "failed", first, *pairs.values()]
-            cells += [""] * (1 - len(pairs))
+            stands = _stands(case, arms, arm)
+            first = stands.pop(base, "")
+            before = next(iter(stands.values()), "")
+            cells += [f"{statistics.median(us):.1f}" if us else "failed", first, before]
         rows.append(cells)
     gpu = result["origin"]["gpu"]
     note = (
@@ -203,6 +202,27 @@ def _gpu_ladder(result: dict[str, Any], part: str) -> str:
         f"blocks in random order, {_CACHE_WORDS['cold']}; ratio above 1 is faster."
     )
     return f"{markdown(header, rows)}\n\n{note}"
+
+
+def _stands(case: dict[str, Any], arms: Sequence[str], arm: str) -> dict[str, str]:
+    """How an arm stands to the base and to the arm before it; with verdicts if they were kept."""
+    if "pairs" in case:
+        return {
+            row["a"]: f"{row['ratio']:.3f}x {row['verdict']}"
+            for row in case["pairs"]
+            if row["b"] == arm
+        }
+    base = case["cold"]["baseline"]
+    before = arms[arms.index(arm) - 1] if arm in arms[1:] else base
+    found = {}
+    for other in (base, before):
+        theirs, ours = _us(case, "cold", other), _us(case, "cold", arm)
+        # The first arm of the control has no arm of its own kind before it.
+        alike = other == base or other.startswith("control") == arm.startswith("control")
+        if other != arm and alike and theirs and ours:
+            times = (a / b for a, b in zip(theirs, ours, strict=True))
+            found[other] = f"{statistics.median(times):.3f}x"
+    return found
 
 
 def _gpu_errors(result: dict[str, Any], cases: Sequence[dict[str, Any]]) -> str:
@@ -255,8 +275,9 @@ def _model_file(result: dict[str, Any]) -> list[str]:
 
 
 def _parts(result: dict[str, Any]) -> list[str]:
-    if result.get("title"):
-        return [f"ladder {result['title']}"]
+    if all(case["part"] == "ladder" for case in result["cases"]):
+        file = re.search(r"--ladder (\S+?)(\.toml)?( |$)", result["origin"].get("command", ""))
+        return [f"ladder {result.get('title') or (file[1] if file else '')}"]
     return list(dict.fromkeys(case["part"] for case in result["cases"]))
 
 

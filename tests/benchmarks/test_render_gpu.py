@@ -114,3 +114,16 @@ def test_a_ladder_is_a_table_of_its_own(render: Any, tmp_path: Path) -> None:
     assert "| old, float16 | 200.0 |  |  |" in text
     assert "| packed, float16 | 100.0 | 2.000x DISJOINT |  |" in text
     assert "| wide, float16 | 50.0 | 4.000x DISJOINT | 2.000x FASTER |" in text
+
+
+def test_a_ladder_without_kept_comparisons_shows_ratios_alone(render: Any) -> None:
+    us = {"old/float16": 200.0, "packed/float16": 100.0, "control: old/bfloat16": 200.0}
+    ladder = case("ladder", {}, arms={arm: {"error": 1e-4} for arm in us})
+    ladder["cold"] = {"baseline": "old/float16", "blocks": [{"us": us}]}
+    content = result("2030-01-01", ladder)
+    content["origin"]["command"] = "w4a16.py --ladder seed.toml --control b.toml"
+    (subject,) = render._parts(content)
+    assert subject == "ladder seed"
+    table = render.gpu_table(content, subject)
+    assert "| packed, float16 | 100.0 | 2.000x |  |" in table
+    assert "| control: old, bfloat16 | 200.0 | 1.000x |  |" in table
