@@ -28,7 +28,7 @@ TILES = {
         "num_warps": 1,
         "scale": "steps",
     },
-    "long steps": {**_SQUARE, "block_m": 32, "block_k": 256, "num_stages": 2},
+    "long steps": {**_SQUARE, "block_m": 32, "block_k": 256, "num_stages": 2, "scale": "steps"},
 }
 _SCRIPT = Path(__file__).with_name("run_amd.py")
 
