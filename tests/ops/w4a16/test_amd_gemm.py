@@ -109,6 +109,31 @@ def test_it_takes_what_the_layout_and_its_strides_allow(varied, arch, name):
     assert found["frobenius"] < FROBENIUS["bf16" if "bf16" in VARIED[name]["case"] else "fp16"]
 
 
+TINY = {"all ones": (1, 1, 1), "less than a word": (2, 3, 5), "one row of y": (1, 33, 64)}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> dict[str, dict[str, Any]]:
+    """Triton compiles arguments that are 1 as constants, and differently."""
+    return run_amd(
+        {
+            f"{tile} {name}": {
+                "kind": "executed", "arch": "gfx942", "tile": TILES[tile],
+                "case": ["w4a16", "uint4", "float16", *sizes, -1],
+            }
+            for tile in ("ahead", "direct", "small")
+            for name, sizes in TINY.items()
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", ["ahead", "direct", "small"])
+@pytest.mark.parametrize("name", TINY)
+def test_sizes_of_one_and_less_than_a_word(tiny, tile, name):
+    assert tiny[f"{tile} {name}"]["error"] == ""
+    assert tiny[f"{tile} {name}"]["passed"], tiny[f"{tile} {name}"]["reason"]
+
+
 def _case(planted: Any, **other: int) -> list[Any]:
     (case,) = planted.cases
     sizes = {"m": case.M, "n": case.N, "k": case.K, "group": case.group, **other}

@@ -160,13 +160,13 @@ def _w4a16_amd_kernel(
         s_n += 1
     s_offs = gl.minimum(s_n, columns - 1) * stride_sn
     z_offs = gl.full((BLOCK_N,), 8, gl.int32, COLUMNS)
-    z_bit = (start_n + q_n) % 8 * 4
+    z_bit = q_n % 8 * 4  # a tile begins at a multiple of 16
     if ZEROS == "bytes":
         z_ptr += start_n.to(gl.int64) * stride_zn
         z_offs = q_n * stride_zn
     elif ZEROS == "packed":
         z_ptr += start_n.to(gl.int64) // 8 * stride_zn
-        z_offs = (start_n % 8 + q_n) // 8 * stride_zn
+        z_offs = q_n // 8 * stride_zn
     y_m = gl.arange(0, BLOCK_M, gl.SliceLayout(1, Y_LAYOUT))
     y_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, Y_LAYOUT))
     y_ptr += start_m.to(gl.int64) * stride_ym + start_n.to(gl.int64) * stride_yn
@@ -184,7 +184,7 @@ def _w4a16_amd_kernel(
         end_k = K // BLOCK_K * BLOCK_K
     last_k = gl.cdiv(K, BLOCK_K) * BLOCK_K - BLOCK_K
 
-    first = last_k * 0
+    first = pid * 0
     x, q = _load_step(
         first, K, x_ptr, x_offs, x_k, stride_xk, q_ptr, q_offs, q_k, stride_qk, K_TAIL
     )
