@@ -242,7 +242,7 @@ def _packed(weight: Weight, dtype: torch.dtype, tile: Tile | None) -> Any:
 
         if tile.algorithm in TRITON_SPACE.fields:
             return words_weight(weight, dtype)
-    return pack_w4_for(weight.host, "cuda", act_dtype=dtype)
+    return pack_w4_for(weight.host, weight.codes.device, act_dtype=dtype)
 
 
 def words_weight(weight: Weight, dtype: torch.dtype) -> Any:

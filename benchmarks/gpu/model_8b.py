@@ -142,7 +142,7 @@ class Model:
                 elif family == "words" and device != "cpu":
                     made[n, k] = words_weight(weight, kind)
                 else:
-                    made[n, k] = pack_w4_for(weight.host, "cuda", act_dtype=kind)
+                    made[n, k] = pack_w4_for(weight.host, device, act_dtype=kind)
                 del weight
             template = made[n, k]  # every layer reads memory of its own
             own = template.clone() if family == "dense" else weight_copy(template)

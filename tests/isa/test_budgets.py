@@ -25,7 +25,10 @@ SQUARE = "block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=2, group_m
 ASM = f"triton({SQUARE}, order=xw, dequant=asm)"
 PLAIN = f"triton({SQUARE}, order=xw, dequant=packed)"
 SCALAR = f"triton({SQUARE}, order=xw, dequant=scalar)"
-AMD = "amd(block_m=64, block_n=64, block_k=64, num_warps=4, warps_m=1, num_stages=2, x_path=shared)"
+AMD = (
+    "amd(block_m=64, block_n=64, block_k=64, num_warps=4, warps_m=1, num_stages=2, "
+    "x_path=shared, scale=weights)"
+)
 SKINNY = "skinny(block_m=16, block_n=64, block_k=32, num_warps=4, num_stages=2, split_k=8)"
 DECODE = (
     "hopper_decode(block_m=8, block_n=32, split_k=2, unroll=2, warps_k=8, warps_n=1, "

@@ -26,6 +26,7 @@ from tilewright.ops.cases import ordered
 from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import Case, Corruption, Inputs, OpSpec, rng_for
 from tilewright.ops.space import TileSpace
+from tilewright.ops.w4a16.amd_space import AMD_ARCHS
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
 from tilewright.tiles.tile import Tile
 
@@ -42,6 +43,7 @@ _SOURCES = {
         "amd_gemm",
         "amd_parts",
         "amd_layouts",
+        "amd_space",
     ),
 }
 _LAYOUTS = {"hopper": "hopper", "words": "triton"}
@@ -187,6 +189,10 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
         from tilewright.ops.w4a16.hopper_space import HOPPER_SPACE as space
     else:
         from tilewright.ops.w4a16.triton_space import TRITON_SPACE as space
+    if arch in AMD_ARCHS:
+        from tilewright.ops.w4a16.amd_planted import AMD_PLANTED
+
+        space = replace(space, planted=(*space.planted, *AMD_PLANTED))
 
     @functools.lru_cache(maxsize=2)
     def packed(codes: W4Codes, dtype: torch.dtype) -> PackedW4 | WordsW4 | HopperW4:

@@ -98,7 +98,8 @@ def code_pair(q, P: tl.constexpr, dtype: tl.constexpr, ASM: tl.constexpr):
             )  # fmt: skip
     elif ASM == "amd" or ASM == "cdna":
         return tl.inline_asm_elementwise(
-            "v_and_or_b32 $0, $1, $2, $3", "=v,v,s,v",
+            # Vector registers alone: RDNA4's hazards of scalar ones are not seen in assembly.
+            "v_and_or_b32 $0, $1, $2, $3", "=v,v,v,v",
             [
                 shifted,
                 tl.full(q.shape, 0x000F000F, tl.int32),
