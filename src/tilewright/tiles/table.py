@@ -248,12 +248,19 @@ def shipped_folder() -> Path:
 
 
 def table_files(arch: str) -> list[Path]:
-    """The table files that lookup considers, in order, `<arch>.json` first in each folder."""
+    """The table files that lookup considers, in order, `<arch>.json` first in each folder.
+
+    Files that are neither named after the arch nor name it in their header are left out.
+    """
     found: list[Path] = []
     for folder in (user_folder(), shipped_folder()):
         own = folder / f"{arch}.json"
         if folder.is_dir():
-            files = sorted(f for f in folder.glob("*.json") if not f.name.startswith("."))
+            files = sorted(
+                file
+                for file in folder.glob("*.json")
+                if not file.name.startswith(".") and _may_hold(file, arch)
+            )
             found += sorted(files, key=lambda file: file != own)
     return found
 
@@ -349,8 +356,6 @@ def _usable(
         _add(notes, f"{FOLDER_VARIABLE} names {user_folder()}, which is no folder")
     now: Running | None = None
     for file in table_files(problem.arch):
-        if not _may_hold(file, problem.arch):
-            continue
         table = _load(file)
         header = table.header
         rows = [(n, row) for n, row in enumerate(table.rows, 1) if _kind(row.problem) ==
