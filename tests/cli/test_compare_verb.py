@@ -281,7 +281,7 @@ def test_usage_errors(arguments: list[str], message: str) -> None:
     ("arguments", "message"),
     [
         (["--type", "Q9_9"], "--type is 'Q9_9'"),
-        (["--op", "conv"], "the catalog has w4a16, mmq"),
+        (["--op", "conv"], "the catalog has w4a16, mmq, moe"),
         (["--op", "mmq@tpu"], "op mmq has no kernels for 'tpu'"),
         (["--op", "w4a16"], "w4a16 has uint4"),
     ],

@@ -136,7 +136,7 @@ def test_a_check_that_misses_a_corruption_fails(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--op", "conv"], 1, "the catalog has w4a16, mmq"),
+        (["--op", "conv"], 1, "the catalog has w4a16, mmq, moe"),
         (["--case", "Q9_9"], 2, "no case is left"),
         (["--model", "nosuch.gguf"], 2, "'nosuch.gguf' does not exist"),
     ],

@@ -36,6 +36,11 @@ def case(m=17, **fields):
         ({"activations": "int8", "act_dtype": "bfloat16"}, "Q4_1-M17-N97-K576-bf16-int8"),
         ({"weight_type": "uint4", "group": 64}, "uint4-g64-M17-N97-K576-fp16"),
         ({"weight_type": "uint4", "group": -1}, "uint4-gK-M17-N97-K576-fp16"),
+        ({"experts": 8, "top_k": 2}, "Q4_1-E8-top2-M17-N97-K576-fp16"),
+        (
+            {"experts": 8, "top_k": 2, "routing": "hot", "flags": ("strided",)},
+            "Q4_1-E8-top2-M17-N97-K576-fp16-hot-strided",
+        ),
     ],
 )
 def test_case_id_names_everything(fields, expected):
@@ -50,6 +55,9 @@ def test_case_id_names_everything(fields, expected):
         ({"flags": ("outlier",)}, r"flags hold \['outlier'\]; a case knows"),
         ({"m": -1}, "M, N, K are -1, 97, 576"),
         ({"N": 0}, "N and K >= 1"),
+        ({"experts": 8}, "experts, top_k are 8, 0; both positive, or both 0"),
+        ({"experts": -1, "top_k": -1}, "experts, top_k are -1, -1"),
+        ({"routing": "odd"}, "routing is 'odd'; it must be one of"),
     ],
 )
 def test_bad_case_is_refused(fields, message):
@@ -62,6 +70,13 @@ def test_problem_of_a_case():
     assert problem.group == -1  # one group a row has one name in the tables
     assert (problem.arch, problem.M, problem.N, problem.K) == ("sm_90", 17, 97, 576)
     assert (problem.act_dtype, problem.activations) == ("float16", "float")
+    assert case(experts=8, top_k=2).problem("sm_90").M == 34  # rows of all experts
+
+
+def test_weight_of_a_mixture_depends_on_its_experts():
+    assert case(experts=8, top_k=2).weight_key == case(experts=8, top_k=3, m=5).weight_key
+    assert case(experts=8, top_k=2).weight_key != case(experts=7, top_k=2).weight_key
+    assert len(case().weight_key) == 7  # what seeds of other ops are drawn from
 
 
 def test_rng_depends_on_every_part_and_on_nothing_else():
@@ -86,7 +101,7 @@ def test_operands_are_the_same_in_another_process():
         for seed in ("1", "2")
     ]  # fmt: skip
     assert printed[0] == printed[1]
-    assert len(set(printed[0].split())) == 2
+    assert len(set(printed[0].split())) == len(SPECS)
 
 
 @pytest.mark.parametrize("flag", ["", "strided", "transposed", "ndim3"])
@@ -132,13 +147,13 @@ def test_seed_changes_the_operands():
 
 
 def test_catalog():
-    assert list(SPECS) == ["w4a16", "mmq"]
-    assert len(SPECS) == 2
+    assert list(SPECS) == ["w4a16", "mmq", "moe"]
+    assert len(SPECS) == 3
     for name, spec in SPECS.items():
         assert spec.name == name
         assert find_spec(name) is spec
-    with pytest.raises(UnsupportedError, match="op is 'moe'; the catalog has w4a16, mmq"):
-        find_spec("moe")
+    with pytest.raises(UnsupportedError, match="op is 'ssd'; the catalog has w4a16, mmq, moe"):
+        find_spec("ssd")
 
 
 def test_reading_the_catalog_loads_no_kernels():

@@ -14,6 +14,7 @@ __all__ = ["SPECS", "find_spec", "load_spec", "spec_for", "specs_on"]
 _HOMES = {
     "w4a16": "tilewright.ops.w4a16.spec",
     "mmq": "tilewright.ops.mmq.spec",
+    "moe": "tilewright.ops.moe.spec",
 }
 
 

@@ -45,6 +45,7 @@ from tilewright.tiles.tile import Problem
 __all__ = [
     "DTYPES",
     "FLAGS",
+    "ROUTINGS",
     "Case",
     "Corruption",
     "Inputs",
@@ -71,6 +72,14 @@ FLAGS = {
 }
 """What a case may ask for beyond its shape."""
 
+ROUTINGS = {
+    "even": "every row chooses different experts at random",
+    "hot": "one expert is the first choice of every row",
+    "few": "half of the experts, the first and the last among them, get no row",
+    "repeat": "a row may choose an expert more than once",
+}
+"""How the rows of a case choose among its experts."""
+
 _GUARD = 64
 _OUTLIERS = 3
 _LARGEST = 6.2e4
@@ -92,6 +101,9 @@ class Case:
         group: values that share one scale, -1 for all of K; 0 when the weight type fixes it.
         activations: "float" or "int8".
         flags: keys of FLAGS, sorted.
+        experts: matrices [N, K] of a mixture; 0 for an op that has one.
+        top_k: experts that each row of x is multiplied with; y is [M, top_k, N].
+        routing: a key of ROUTINGS: how rows choose their experts.
     """
 
     op: str
@@ -103,6 +115,9 @@ class Case:
     group: int = 0
     activations: str = "float"
     flags: tuple[str, ...] = ()
+    experts: int = 0
+    top_k: int = 0
+    routing: str = "even"
 
     def __post_init__(self) -> None:
         if self.act_dtype not in DTYPES:
@@ -114,17 +129,24 @@ class Case:
             raise ValueError(f"flags hold {unknown}; a case knows {list(FLAGS)}")
         if self.M < 0 or self.N < 1 or self.K < 1:
             raise ValueError(f"M, N, K are {self.M}, {self.N}, {self.K}; M >= 0, N and K >= 1")
+        if self.routing not in ROUTINGS:
+            raise ValueError(f"routing is {self.routing!r}; it must be one of {list(ROUTINGS)}")
+        if min(self.experts, self.top_k) < 0 or bool(self.experts) != bool(self.top_k):
+            raise ValueError(
+                f"experts, top_k are {self.experts}, {self.top_k}; both positive, or both 0"
+            )
         object.__setattr__(self, "flags", tuple(sorted(set(self.flags))))
 
     @property
     def id(self) -> str:
-        """Such as "Q4_1-M17-N97-K576-fp16-int8-bias-strided": unique within an op."""
+        """Such as "Q4_1-M17-N97-K576-fp16-int8-bias-strided" or, of a mixture of experts,
+        "Q4_K-E8-top2-M17-N97-K512-fp32-hot": unique within an op."""
         group = {0: [], -1: ["gK"]}.get(self.group, [f"g{self.group}"])
         path = [] if self.activations == "float" else [self.activations]
-        shape = [f"M{self.M}", f"N{self.N}", f"K{self.K}"]
-        return "-".join(
-            [self.weight_type, *group, *shape, _SHORT[self.act_dtype], *path, *self.flags]
-        )
+        mixture = [f"E{self.experts}", f"top{self.top_k}"] if self.experts else []
+        shape = [f"M{self.M}", f"N{self.N}", f"K{self.K}", _SHORT[self.act_dtype]]
+        routing = [] if self.routing == "even" else [self.routing]
+        return "-".join([self.weight_type, *group, *mixture, *shape, *path, *routing, *self.flags])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,14 +157,16 @@ class Case:
     def weight_key(self) -> tuple[object, ...]:
         """Cases with equal keys multiply the same weight, given the same seed."""
         flags = tuple(f for f in self.flags if f in ("act_order", "edge"))
-        return (self.op, self.weight_type, self.act_dtype, self.N, self.K, self.group, flags)
+        key = (self.op, self.weight_type, self.act_dtype, self.N, self.K, self.group, flags)
+        return (*key, self.experts) if self.experts else key
 
     def problem(self, arch: str) -> Problem:
-        """The product as a tile table of `arch` sees it; a group of all K values is -1 there."""
+        """The product as a tile table of `arch` sees it; a group of all K values is -1 there, and
+        M counts the rows of all experts."""
         group = -1 if self.group == self.K else self.group
         return Problem(
             self.op, arch, self.act_dtype, self.weight_type, self.activations,
-            self.M, self.N, self.K, group,
+            self.M * (self.top_k or 1), self.N, self.K, group,
         )  # fmt: skip
 
 
