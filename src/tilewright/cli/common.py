@@ -25,6 +25,7 @@ __all__ = [
     "model_argument",
     "model_name",
     "note",
+    "on_device",
     "progress_bar",
     "set_threads",
     "show",
@@ -134,6 +135,13 @@ def device_option(function: F) -> F:
         show_default=True,
         help="Where kernels run; cuda is any GPU that torch sees, AMD's too.",
     )(function)
+
+
+def on_device(op: str, device: str) -> str:
+    """An op of the catalog by the name that `load_spec` takes for a device; another as it is."""
+    from tilewright.ops.catalog import SPECS
+
+    return f"{op}@{device}" if op in SPECS and device != "cpu" else op
 
 
 def threads_option(function: F) -> F:

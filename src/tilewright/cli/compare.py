@@ -11,6 +11,7 @@ import click
 from tilewright.cli.common import (
     ModelPath,
     TablePath,
+    device_option,
     epilog,
     set_threads,
     terminal_look,
@@ -63,9 +64,7 @@ _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cm
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Dtype of x in the products.",
+    help="Dtype of x in the products.  [default: float32 on the CPU, float16 on a GPU]",
 )
 @click.option(
     "--cache",
@@ -106,6 +105,7 @@ _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cm
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write a page to this file.")  # fmt: skip
+@device_option
 @threads_option
 def compare_command(
     model: Path | str | None, output: str, html: Path | None, **options: Any
@@ -119,6 +119,8 @@ def compare_command(
     Exit codes: 0 holds, 3 verification failed, 4 SLOWER, 5 UNRESOLVED, 6 VOID.
     """
     kind = _kind(model, options)
+    if options["dtype"] is None:
+        options["dtype"] = "float32" if options["device"] == "cpu" else "float16"
     used = set_threads(options["threads"])
     from tilewright.cli.compare_arms import commands, models, product_revisions, products
     from tilewright.report.compare import compare_report

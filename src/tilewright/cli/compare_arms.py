@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilewright.cli.blocks import blocks_bar
-from tilewright.cli.common import model_name, note, status
+from tilewright.cli.common import model_name, note, on_device, status
 
 if TYPE_CHECKING:
     from tilewright.measure import Ceiling
@@ -30,10 +30,11 @@ def _find_spec(options: dict[str, Any]) -> OpSpec:
         return spec
     if options["op"] is not None:
         known = options["op"].partition("@")[0] in catalog.SPECS
-        return (catalog.load_spec if known else catalog.find_spec)(options["op"])
-    for spec in catalog.SPECS.values():
+        name = on_device(options["op"], options["device"])
+        return (catalog.load_spec if known else catalog.find_spec)(name if known else options["op"])
+    for name, spec in catalog.SPECS.items():
         if options["weight_type"] in spec.weight_types:
-            return spec
+            return catalog.load_spec(on_device(name, options["device"]))
     raise UnsupportedError(
         f"--type is {options['weight_type']!r}; no op of the catalog multiplies it, name one by "
         f"--op or --spec. They have: "
@@ -215,6 +216,7 @@ def models(
         raise click.UsageError(f"--test: {error}") from error
     common = {
         "model": str(model.resolve()) if isinstance(model, Path) else model,
+        "device": options["device"],
         "activations": (options["activations"] or ("float",))[0],
         "tests": tests,
     }

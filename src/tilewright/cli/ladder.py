@@ -12,9 +12,11 @@ import click
 from tilewright.cli.blocks import blocks_bar
 from tilewright.cli.common import (
     ModelPath,
+    device_option,
     epilog,
     model_name,
     note,
+    on_device,
     set_threads,
     terminal_look,
     threads_option,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write a page to this file.")  # fmt: skip
+@device_option
 @threads_option
 def ladder_command(
     file: Path,
@@ -67,6 +70,7 @@ def ladder_command(
     seed: int,
     output: str,
     html: Path | None,
+    device: str,
     threads: int | None,
 ) -> None:
     """Put change sets on a base one by one, and verify and time every rung.
@@ -92,7 +96,9 @@ def ladder_command(
     record = provenance(["tilewright", *sys.argv[1:]], threads=used)
     with ExitStack() as arms:
         revisions = _revisions(arms, ladder, repo)
-        bench, subject = _bench(ladder, file, model, spec, revisions, used, seed, new_tokens)
+        bench, subject = _bench(
+            ladder, file, model, spec, revisions, used, seed, new_tokens, device
+        )
         sets = len(ladder.rungs)
         left = sets - 1 if leave_one_out else 0
         tests = len(bench.tests())
@@ -141,6 +147,7 @@ def _bench(
     threads: int,
     seed: int,
     new_tokens: int,
+    device: str,
 ) -> tuple[Any, str]:
     """What opens the arms, and what reports call their subject."""
     from tilewright.model.compare import Speech
@@ -152,7 +159,7 @@ def _bench(
         from tilewright.ops import catalog
 
         if spec_text is None:
-            text = spec_text_of(ladder.spec or "mmq", file.parent)
+            text = on_device(spec_text_of(ladder.spec or "mmq", file.parent), device)
         else:
             text = spec_text_of(spec_text, Path.cwd())
         spec = catalog.load_spec(text)
@@ -169,6 +176,12 @@ def _bench(
     path = str(model.resolve()) if isinstance(model, Path) else model
     speech = Speech(new_tokens=new_tokens)
     model_bench = ModelBench(
-        path, ladder, speech=speech, revisions=revisions, threads=threads, seed=seed
+        path,
+        ladder,
+        speech=speech,
+        revisions=revisions,
+        threads=threads,
+        seed=seed,
+        device=device,
     )
     return model_bench, model_name(model)

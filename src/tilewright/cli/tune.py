@@ -19,6 +19,7 @@ from tilewright.cli.common import (
     epilog,
     load_model,
     model_name,
+    on_device,
     set_threads,
     show,
     threads_option,
@@ -272,8 +273,7 @@ def _work(problem: Any) -> float:
 def _of_products(options: dict[str, Any]) -> list[Target]:
     from tilewright.ops.catalog import load_spec
 
-    on = "" if options["device"] == "cpu" else f"@{options['device']}"
-    spec = load_spec(options["op"] + on)
+    spec = load_spec(on_device(options["op"], options["device"]))
     return _products(spec, options["shapes"], options["batches"] or _OP_BATCHES, options)
 
 

@@ -83,6 +83,7 @@ class ModelBench(_WorkerBench):
     Args:
         model: path or hub id.
         ladder: its tests and control.
+        device: where the model lies.
         speech: what arms are asked to say.
         revisions, threads, seed: as of every bench of workers.
 
@@ -99,9 +100,10 @@ class ModelBench(_WorkerBench):
         revisions: Mapping[str, Revision] | None = None,
         threads: int | None = None,
         seed: int = 0,
+        device: str = "cpu",
     ) -> None:
         super().__init__(ladder, revisions or {}, threads, seed)
-        self._model, self._speech = model, speech or Speech()
+        self._model, self._speech, self._device = model, speech or Speech(), device
         try:
             self._tests = test_tokens([*ladder.tests, *ladder.control])
         except ValueError as error:
@@ -112,6 +114,7 @@ class ModelBench(_WorkerBench):
     def open(self, name: str, change: ChangeSet) -> Iterator[Worker]:
         opening = {
             "model": self._model,
+            "device": self._device,
             "activations": change.activations or "float",
             "decoder": change.decoder or "auto",
             "tests": list(self._tests),

@@ -44,15 +44,15 @@ else:
 _LARGE = 1 << 24  # values of an output matrix, which is only ever applied to one row
 _MOST_ROWS = 512  # a longer prompt runs the same kernels
 _PIECE = 128  # rows of logits written at a time
-_MODELS: dict[tuple[str, str], tuple[Any, Any]] = {}
+_MODELS: dict[tuple[str, str, str], tuple[Any, Any]] = {}
 
 
 class ModelArm:
     """A loaded model and the decoder that steps it.
 
     Args:
-        opening: "model"; and, where given, "activations", "decoder" ("auto", "captured" or
-            "transformers"), "table" (path), "rules" (see `matching_rule`), "tests".
+        opening: "model"; and, where given, "device", "activations", "decoder" ("auto", "captured"
+            or "transformers"), "table" (path), "rules" (see `matching_rule`), "tests".
     """
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
@@ -62,9 +62,12 @@ class ModelArm:
 
         self._torch = torch
         self._activations = opening.get("activations") or "float"
-        self._key = (str(opening["model"]), self._activations)
+        device = opening.get("device") or "cpu"
+        self._key = (str(opening["model"]), self._activations, device)
         if self._key not in _MODELS:
-            _MODELS[self._key] = load(opening["model"], activations=self._activations)
+            # An old revision knows no device.
+            more: dict[str, Any] = {} if device == "cpu" else {"device": device}
+            _MODELS[self._key] = load(opening["model"], activations=self._activations, **more)
         self.model, self.tokenizer = _MODELS[self._key]
         tests = [_parts.parse_test(test) for test in opening.get("tests") or ()]
         prompts = {min(p, _MOST_ROWS) for p, _, _ in tests if p > 1}
@@ -116,10 +119,9 @@ class ModelArm:
         from tilewright.tiles.tile import Problem
 
         dtype = str(self.model.dtype).removeprefix("torch.")
+        arch = _parts.arch_of_model(self.model)
         for p in model_problems(self.model):
-            yield Problem(
-                p.op, _parts.arch_of_cpu(), dtype, p.type, self._activations, 1, p.N, p.K, p.group
-            )
+            yield Problem(p.op, arch, dtype, p.type, self._activations, 1, p.N, p.K, p.group)
 
     def _renew(self) -> None:
         """A new decoder, whose buffers lie elsewhere than those of the one before."""
@@ -201,9 +203,10 @@ class ModelArm:
                 for piece in whole.split(_PIECE, dim=1):
                     file.write(self._decoder.logits(piece).float().numpy().tobytes())
             else:
-                out = self.model(input_ids=whole, use_cache=False).logits[0]
+                at = whole.to(self.model.device)
+                out = self.model(input_ids=at, use_cache=False).logits[0]
                 for rows in out.split(_PIECE):
-                    file.write(rows.float().numpy().tobytes())
+                    file.write(rows.float().cpu().numpy().tobytes())
         return {"shape": [len(ids), self._vocab]}
 
     def verify(self, seed: int = 0) -> dict[str, Any]:

@@ -135,7 +135,8 @@ class TileState:
         if table:
             tables.load_table(table)
             self._folder = tempfile.mkdtemp(prefix="tilewright-tiles-")
-            shutil.copyfile(table, Path(self._folder) / f"{arch_of_cpu()}.json")
+            arch = problems[0].arch if problems else arch_of_cpu()
+            shutil.copyfile(table, Path(self._folder) / f"{arch}.json")
         try:
             if rules:
                 self._pin(rules, problems)
@@ -144,7 +145,6 @@ class TileState:
             raise
 
     def _pin(self, rules: Sequence[Mapping[str, Any]], problems: Sequence[Any]) -> None:
-        from tilewright.ops.catalog import find_spec
         from tilewright.tiles.tile import Problem, m_bucket
 
         if not hasattr(self._tables, "pin"):
@@ -154,7 +154,7 @@ class TileState:
         buckets = sorted({m_bucket(2**i) for i in range(20)})
         require_products(rules, [(problem, m) for problem in problems for m in buckets])
         for problem in problems:
-            space = find_spec(problem.op).space()  # type: ignore[misc]
+            space = space_of(problem)
             for m in buckets:
                 index = matching_rule(rules, problem, m)
                 if index is None:
@@ -209,14 +209,13 @@ def chosen_tiles(problems: Sequence[Any], batches: Sequence[int]) -> list[dict[s
         from tilewright.ops.choose import choose_tile
     except ImportError:
         return []
-    from tilewright.ops.catalog import find_spec
     from tilewright.tiles.tile import Problem
 
     chosen = []
     for problem in problems:
         for m in batches:
             at = Problem(**{**problem.__dict__, "M": m})
-            choice = choose_tile(at, find_spec(problem.op).space())  # type: ignore[misc]
+            choice = choose_tile(at, space_of(problem))
             row = {name: getattr(at, name) for name in ("op", "weight_type", "M", "N", "K")}
             chosen.append({**row, "tile": str(choice.tile), "how": choice.how, "note": choice.note})
     return chosen
@@ -235,6 +234,24 @@ def arch_of_cpu() -> str:
     from tilewright.device import cpu_device
 
     return cpu_device().arch
+
+
+def arch_of_model(model: Any) -> str:
+    """The arch of the device that a model lies on."""
+    if model.device.type == "cpu":
+        return arch_of_cpu()
+    from tilewright import device
+
+    return device.arch_of(model.device)
+
+
+def space_of(problem: Any) -> Any:
+    """The tile space of a problem's op on the problem's arch."""
+    from tilewright.ops import catalog
+
+    if hasattr(catalog, "spec_for"):
+        return catalog.spec_for(problem.op, problem.arch).space()  # type: ignore[misc]
+    return catalog.find_spec(problem.op).space()  # type: ignore[misc]
 
 
 def arch_of(spec: Any) -> str:
