@@ -90,7 +90,7 @@ def write_checkpoint(folder: Path, model: Any, kind: str, *, prefix: str = "") -
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, parameter in model.named_parameters():
         if kind != "none" and name in linears:
-            packed, values = _quantize(parameter.numpy(), kind)
+            packed, values = quantize_w4(parameter.numpy(), kind)
             tensors |= {f"{prefix}{linears[name]}.{part}": v for part, v in packed.items()}
             parameter.copy_(torch.from_numpy(values))
         else:
@@ -99,7 +99,7 @@ def write_checkpoint(folder: Path, model: Any, kind: str, *, prefix: str = "") -
             parameter.copy_(half.float())
     config = json.loads(model.config.to_json_string(use_diff=False))
     config["architectures"] = [type(model).__name__]
-    quantization = _config(kind)
+    quantization = quantization_config(kind)
     if quantization is not None:
         config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config))
@@ -107,7 +107,7 @@ def write_checkpoint(folder: Path, model: Any, kind: str, *, prefix: str = "") -
     (folder / "model.safetensors").write_bytes(raw)
 
 
-def _config(kind: str) -> dict[str, Any] | None:
+def quantization_config(kind: str) -> dict[str, Any] | None:
     symmetric = not kind.endswith("asym")
     if kind == "none":
         return None
@@ -119,7 +119,7 @@ def _config(kind: str) -> dict[str, Any] | None:
     return w4_files.awq_config(GROUP, symmetric)
 
 
-def _quantize(weight: Any, kind: str) -> tuple[dict[str, Any], Any]:
+def quantize_w4(weight: Any, kind: str) -> tuple[dict[str, Any], Any]:
     """The format's tensors, and the float32 weight that they stand for."""
     n, k = weight.shape
     group_of = np.arange(k) // GROUP

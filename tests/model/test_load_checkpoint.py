@@ -136,7 +136,7 @@ def test_unknown_model_type_lists_what_loads(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, plain_model("llama"), "none")
     _edit_config(tmp_path, model_type="phi3")
     with pytest.raises(
-        UnsupportedError, match="'phi3'; supported are gemma3, gemma3_text, llama, qwen2, qwen3"
+        UnsupportedError, match="'phi3'; supported are llama, qwen2, qwen3, qwen3_moe, gemma3"
     ):
         load(tmp_path)
 

@@ -59,7 +59,7 @@ def test_unknown_architecture_lists_what_loads(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        UnsupportedError, match="'mamba2'; supported are llama, qwen2, qwen3, gemma3"
+        UnsupportedError, match="'mamba2'; supported are llama, qwen2, qwen3, qwen3moe, gemma3"
     ):
         load(tmp_path / "model.gguf")
 

@@ -99,7 +99,9 @@ def test_a_broken_entry_point_says_so(tmp_path, monkeypatch):
         pytest.param("{at}/spec.txt:SPEC", "its name must end in .py", id="no python"),
         pytest.param("no.such.module:SPEC", "raised ModuleNotFoundError", id="no module"),
         pytest.param(
-            "softmx", "op is 'softmx'; the catalog has w4a16, mmq, moe, installed", id="no entry point"
+            "softmx",
+            "op is 'softmx'; the catalog has w4a16, mmq, moe, installed",
+            id="no entry point",
         ),
         pytest.param("", "op is ''; the catalog has", id="empty"),
     ],

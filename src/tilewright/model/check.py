@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright.device import arch_of
 from tilewright.model.layers import model_problems
+from tilewright.model.moe import expert_cases
 from tilewright.model.placement import device_of
 from tilewright.ops.catalog import load_spec
 from tilewright.ops.contract import Case
@@ -53,6 +54,9 @@ def model_cases(
         ],
         batches,
     )
+    mixture = expert_cases(model, dtype, paths, batches)
+    if mixture:
+        cases["moe"] = mixture
     on = "" if device.type == "cpu" else f"@{device.type}"
     return {f"{op}{on}": some for op, some in cases.items()}
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
 
+from tilewright.errors import FormatError, LayoutError
 from tilewright.layout.cpu import PackedW4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.model.info import LoadInfo
 from tilewright.model.pages import drop_file_pages
 from tilewright.model.placement import Placement
+from tilewright.ops.moe.experts import PackedExperts
+from tilewright.ops.moe.op import Experts
 
 if TYPE_CHECKING:
     from tilewright.formats.checkpoint import Checkpoint
@@ -31,6 +35,7 @@ _NOT_TEXT = (
     "model.vision_tower.",
     "model.multi_modal_projector.",
 )
+_EXPERT = re.compile(r"^(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<part>\w+\.weight)$")
 _RECOMPUTED = ("rotary_emb.inv_freq",)
 _DROP_BYTES = 16 << 20
 
@@ -59,11 +64,19 @@ class CheckpointSource:
                 skipped += 1
             elif not name.endswith(_RECOMPUTED):
                 self._dense[_text_name(name)] = name
+        self._experts: dict[str, dict[int, str]] = {}
+        for name in (*self._dense, *(f"{prefix}weight" for prefix in self._linears)):
+            match = _EXPERT.match(name)
+            if match is not None:
+                merged = f"{match['experts']}.{match['part']}"
+                self._experts.setdefault(merged, {})[int(match["number"])] = name
         if skipped:
             info.notes.append(f"{skipped} tensors of the image part are not loaded")
 
     def names(self) -> Collection[str]:
-        return self._dense.keys() | {f"{prefix}weight" for prefix in self._linears}
+        each = {name for numbers in self._experts.values() for name in numbers.values()}
+        single = self._dense.keys() | {f"{prefix}weight" for prefix in self._linears}
+        return (single - each) | self._experts.keys()
 
     def optional(self, name: str) -> bool:
         return False
@@ -77,7 +90,44 @@ class CheckpointSource:
         self._copied(packed.nbytes)
         return packed
 
+    def experts(self, name: str) -> Experts:
+        numbers = self._experts[name]
+        missing = sorted(set(range(max(numbers) + 1)) - set(numbers))
+        if missing:
+            raise FormatError(
+                f"it has experts up to {max(numbers)} and lacks {missing[:8]}; check that the "
+                "model is complete",
+                file=self.path,
+                tensor=name,
+            )
+        parts = [self.matrix(numbers[expert]) for expert in range(len(numbers))]
+        packed = [part for part in parts if isinstance(part, PackedW4)]
+        dense = [part for part in parts if isinstance(part, torch.Tensor)]
+        if len(packed) == len(parts):
+            return self._agreeing(name, packed)
+        if len(dense) == len(parts) and len({part.shape for part in dense}) == 1:
+            return torch.stack(dense)
+        raise FormatError(
+            f"of its {len(parts)} experts {len(packed)} are quantized, or their shapes differ; "
+            "the experts of a layer must be alike",
+            file=self.path,
+            tensor=name,
+        )
+
+    def _agreeing(self, name: str, packed: list[PackedW4]) -> PackedExperts:
+        try:
+            return PackedExperts(tuple(packed))
+        except LayoutError as error:
+            raise FormatError(str(error), file=self.path, tensor=name) from error
+
     def vector(self, name: str) -> torch.Tensor:
+        prefix = self._linears.get(name.removesuffix("weight"))
+        if prefix is not None:  # a quantized router, which transformers keeps as a plain parameter
+            codes = self._checkpoint.linear(prefix)
+            values = torch.from_numpy(codes.dequantize()).to(self._where.dtype)
+            kind = "uint4b8" if codes.symmetric else "uint4"
+            self._info.count("dequantized", kind, values.nbytes)
+            return values
         stored = self._checkpoint.tensor(self._dense[name])
         result = stored.to(self._where.dtype, copy=True)
         self._info.count("dense", str(stored.dtype).removeprefix("torch."), result.nbytes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARCHITECTURES",
+    "MODEL_TYPES",
     "config_from_checkpoint",
     "config_from_gguf",
 ]
@@ -29,11 +30,18 @@ _CLASSES = {
     "llama": "LlamaConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "qwen3moe": "Qwen3MoeConfig",
+    "qwen3_moe": "Qwen3MoeConfig",
     "gemma3": "Gemma3TextConfig",
     "gemma3_text": "Gemma3TextConfig",
 }
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")
 """The GGUF architectures that load."""
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma3_text")
+"""The model types of a config.json that load."""
+
+_MIXTURES = ("qwen3moe",)
 
 _GEMMA_LOCAL_THETA = 10_000.0
 _GEMMA_PATTERN = 6
@@ -48,7 +56,7 @@ def config_from_gguf(
     biases: frozenset[str],
     file: object,
 ) -> PreTrainedConfig:
-    """Configuration of a llama, qwen2, qwen3 or gemma3 GGUF file.
+    """Configuration of a llama, qwen2, qwen3, qwen3moe or gemma3 GGUF file.
 
     Args:
         metadata: the file's key-value pairs.
@@ -88,7 +96,9 @@ def config_from_gguf(
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": hidden,
-        "intermediate_size": fields.integer("feed_forward_length"),
+        "intermediate_size": fields.integer(
+            "feed_forward_length", fields.expert_width() if architecture in _MIXTURES else None
+        ),
         "num_hidden_layers": fields.integer("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
@@ -101,6 +111,8 @@ def config_from_gguf(
     if architecture == "llama":
         common["attention_bias"] = any(stem.startswith("attn_") for stem in biases)
         common["mlp_bias"] = any(stem.startswith("ffn_") for stem in biases)
+    if architecture in _MIXTURES:
+        common |= _mixture_fields(fields)
     if architecture == "gemma3":
         common |= _gemma_fields(fields, common)
     else:
@@ -136,9 +148,9 @@ def config_from_checkpoint(description: Mapping[str, Any], *, file: object) -> P
             if key in fields:
                 text.setdefault(key, fields[key])
         fields, kind = text, "gemma3_text"
-    if kind not in _CLASSES:
+    if kind not in MODEL_TYPES:
         raise UnsupportedError(
-            f"{file}: model_type is {kind!r}; supported are {', '.join(sorted(_CLASSES))}"
+            f"{file}: model_type is {kind!r}; supported are {', '.join(MODEL_TYPES)}"
         )
     for key in ("quantization_config", "compression_config", "model_type", "architectures"):
         fields.pop(key, None)
@@ -157,7 +169,7 @@ class _Fields:
     def __init__(self, metadata: Mapping[str, Any], architecture: str, file: object) -> None:
         self._metadata = metadata
         self._architecture = architecture
-        self._file = file
+        self.file = file
 
     def get(self, key: str, default: Any = None) -> Any:
         return self._metadata.get(f"{self._architecture}.{key}", default)
@@ -167,18 +179,18 @@ class _Fields:
         if isinstance(value, list | tuple | np.ndarray) and len(value):
             if any(item != value[0] for item in value):
                 raise UnsupportedError(
-                    f"{self._file}: {self._architecture}.{key} differs from layer to layer "
+                    f"{self.file}: {self._architecture}.{key} differs from layer to layer "
                     f"({list(value)[:8]}...); models whose layers are alike load"
                 )
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise FormatError(
-                f"{self._architecture}.{key} is {value!r}; a number is needed", file=self._file
+                f"{self._architecture}.{key} is {value!r}; a number is needed", file=self.file
             )
         if not math.isfinite(float(value)) or value < 0:
             raise FormatError(
                 f"{self._architecture}.{key} is {value!r}; it must be finite and not negative",
-                file=self._file,
+                file=self.file,
             )
         return float(value)
 
@@ -187,16 +199,24 @@ class _Fields:
         if value != int(value) or value < 1:
             raise FormatError(
                 f"{self._architecture}.{key} is {value!r}; a positive whole number is needed",
-                file=self._file,
+                file=self.file,
             )
         return int(value)
 
+    def expert_width(self) -> int:
+        """Rows of an expert's gate; files without it share `feed_forward_length` out."""
+        known = self.get("expert_feed_forward_length")
+        if known is not None:
+            return self.integer("expert_feed_forward_length")
+        return self.integer("feed_forward_length") // self.integer("expert_used_count")
+
     def refuse_variants(self) -> None:
         """Refuse what shares the architecture's name but not its arithmetic."""
-        if self.number("expert_count", 0) > 0:
+        experts = int(self.number("expert_count", 0))
+        if experts and self._architecture not in _MIXTURES:
             raise UnsupportedError(
-                f"{self._file}: a mixture of {int(self.number('expert_count', 0))} experts; "
-                "dense models load"
+                f"{self.file}: a mixture of {experts} experts; of {self._architecture}, dense "
+                f"models load, mixtures of {', '.join(_MIXTURES)}"
             )
         neutral = {
             "attention.scale": 0.0,
@@ -205,17 +225,18 @@ class _Fields:
             "residual_scale": 1.0,
             "embedding_scale": 1.0,
             "attention.clamp_kqv": 0.0,
+            "expert_weights_scale": 1.0,
         }
         for key, nothing in neutral.items():
             value = self.number(key, nothing)
             if value not in (0.0, nothing):
                 raise UnsupportedError(
-                    f"{self._file}: {self._architecture}.{key} is {value}; transformers' "
+                    f"{self.file}: {self._architecture}.{key} is {value}; transformers' "
                     f"{self._architecture} model has no such scaling"
                 )
         if self._architecture != "gemma3" and self.number("final_logit_softcapping", 0.0):
             raise UnsupportedError(
-                f"{self._file}: {self._architecture}.final_logit_softcapping is set; only gemma3 "
+                f"{self.file}: {self._architecture}.final_logit_softcapping is set; only gemma3 "
                 "has it"
             )
 
@@ -232,7 +253,7 @@ class _Fields:
             return {"rope_type": "linear", "factor": factor, **parameters}
         if kind != "yarn":
             raise UnsupportedError(
-                f"{self._file}: {self._architecture}.rope.scaling.type is {kind!r}; supported are "
+                f"{self.file}: {self._architecture}.rope.scaling.type is {kind!r}; supported are "
                 "none, linear and yarn"
             )
         parameters |= {
@@ -252,6 +273,23 @@ class _Fields:
                 1.0 + 0.1 * math.log(factor)
             )
         return parameters
+
+
+def _mixture_fields(fields: _Fields) -> dict[str, Any]:
+    """The router and the experts, which every layer has."""
+    experts, chosen = fields.integer("expert_count"), fields.integer("expert_used_count")
+    if chosen > experts:
+        raise FormatError(
+            f"{chosen} experts are used of {experts}; there are too few", file=fields.file
+        )
+    return {
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": fields.expert_width(),
+        "norm_topk_prob": True,  # llama.cpp divides by the sum of the chosen, and stores no word
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 def _gemma_fields(fields: _Fields, common: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from tilewright.layout.cpu import PackedBlocks, PackedW4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.model.layers import QuantEmbedding, QuantLinear
+from tilewright.model.moe import EXPERT_PARTS, QuantExperts, expert_part_names, is_experts
+from tilewright.ops.moe.experts import PackedExperts
+from tilewright.ops.moe.op import Experts
 
 __all__ = ["Matrix", "Source", "fill"]
 
@@ -36,6 +39,9 @@ class Source(Protocol):
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K], packed if it can be multiplied so, else a tensor of the model's
         dtype."""
+
+    def experts(self, name: str) -> Experts:
+        """The matrices [E, N, K] of all experts, packed or a tensor of the model's dtype."""
 
     def vector(self, name: str) -> torch.Tensor:
         """A norm or bias in the model's dtype."""
@@ -75,6 +81,8 @@ def fill(model: nn.Module, source: Source, *, dtype: torch.dtype, activations: s
                 bias = source.vector(f"{path}.bias")
                 _check_shape(bias, (module.out_features,), path, source)
             model.set_submodule(path, _linear(weight, bias, activations))
+        elif is_experts(module):
+            model.set_submodule(path, _experts(model, path, module, source, activations))
         else:
             for leaf, parameter in list(module.named_parameters(recurse=False)):
                 name = f"{path}.{leaf}"
@@ -100,6 +108,21 @@ def _linear(weight: Matrix, bias: torch.Tensor | None, activations: str) -> nn.M
     return linear
 
 
+def _experts(
+    model: nn.Module, path: str, module: Any, source: Source, activations: str
+) -> QuantExperts:
+    parts = [source.experts(f"{path}.{part}.weight") for part in EXPERT_PARTS]
+    wide = (module.num_experts, module.intermediate_dim, module.hidden_dim)
+    tall = (module.num_experts, module.hidden_dim, module.intermediate_dim)
+    for name, part, shape in zip(EXPERT_PARTS, parts, (wide, wide, tall), strict=True):
+        _check_shape(part, shape, f"{path}.{name}.weight", source)
+    config: Any = model.config
+    return QuantExperts(
+        *parts, top_k=config.num_experts_per_tok, activation=config.hidden_act,
+        activations=activations,
+    )  # fmt: skip
+
+
 def _embedding(module: nn.Embedding, weight: Matrix, dtype: torch.dtype) -> nn.Module:
     scale = getattr(module, "scalar_embed_scale", None)
     if isinstance(weight, PackedBlocks):
@@ -114,7 +137,12 @@ def _embedding(module: nn.Embedding, weight: Matrix, dtype: torch.dtype) -> nn.M
 
 def _check_names(model: nn.Module, source: Source, tied: bool) -> None:
     names = set(source.names())
-    wanted = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    stacked = expert_part_names(model)
+    wanted = {
+        part
+        for name, _ in model.named_parameters(remove_duplicate=False)
+        for part in stacked.get(name, (name,))
+    }
     ignored = {"lm_head.weight"} if tied else set()
     missing = sorted(n for n in wanted - names - ignored if not source.optional(n))
     unexpected = sorted(names - wanted - ignored)
@@ -137,7 +165,12 @@ def _some(names: list[str]) -> str:
 
 
 def _check_shape(value: Any, expected: Iterable[int], name: str, source: Source) -> None:
-    shape = tuple(value.shape) if isinstance(value, torch.Tensor) else (value.N, value.K)
+    if isinstance(value, torch.Tensor):
+        shape = tuple(value.shape)
+    elif isinstance(value, PackedExperts):
+        shape = (value.E, value.N, value.K)
+    else:
+        shape = (value.N, value.K)
     if shape != tuple(expected):
         raise FormatError(
             f"its shape is {list(shape)}; the configuration makes it {list(expected)}",

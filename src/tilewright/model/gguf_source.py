@@ -27,6 +27,8 @@ from tilewright.model.info import LoadInfo
 from tilewright.model.names import SKIPPED_GGUF_TENSORS, hf_name
 from tilewright.model.pages import drop_range
 from tilewright.model.placement import GPU_BLOCK_TYPES, Placement
+from tilewright.ops.moe.experts import pack_expert_blocks
+from tilewright.ops.moe.op import Experts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -108,6 +110,23 @@ class GGUFSource:
         if order is not None:
             values = values[order]
         result = torch.from_numpy(values).to(self._where.dtype)
+        fate = "dense" if tensor.type_name in _DENSE else "dequantized"
+        self._info.count(fate, tensor.type_name, result.nbytes)
+        return result
+
+    def experts(self, name: str) -> Experts:
+        tensor = self._tensors[name]
+        if len(tensor.shape) != 3:
+            raise FormatError(
+                f"its shape is {list(tensor.shape)}; the matrices of all experts are needed",
+                file=self.path,
+                tensor=tensor.name,
+            )
+        check_scales(tensor)
+        if tensor.packed:
+            self._info.count("packed", tensor.type_name, tensor.nbytes)
+            return pack_expert_blocks(np.asarray(tensor.raw), tensor.type_name)
+        result = torch.from_numpy(self._values(tensor)).to(self._where.dtype)
         fate = "dense" if tensor.type_name in _DENSE else "dequantized"
         self._info.count(fate, tensor.type_name, result.nbytes)
         return result

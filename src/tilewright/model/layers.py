@@ -7,7 +7,7 @@ They keep the names of the modules they replace, so code that walks a transforme
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,14 +19,19 @@ from tilewright.layout.cpu import PackedBlocks, PackedW4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 
-__all__ = ["ModelProblem", "QuantEmbedding", "QuantLinear", "model_problems"]
+__all__ = ["ModelProblem", "PackedModule", "QuantEmbedding", "QuantLinear", "model_problems"]
 
 _ACTIVATIONS = ("float", "int8")
 W4 = PackedW4 | WordsW4 | HopperW4
 
 
-class _Packed(nn.Module):
+class PackedModule(nn.Module):
     """A module whose weight is no parameter, so it cannot be saved as one."""
+
+    def products(self) -> Iterator[tuple[str, str, int, int, int, int]]:
+        """Its packed matrix products: what follows the module's name, weight type, N, K, group,
+        and how often a token passes."""
+        return iter(())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         raise UnsupportedError(
@@ -35,7 +40,7 @@ class _Packed(nn.Module):
         )
 
 
-class QuantLinear(_Packed):
+class QuantLinear(PackedModule):
     """y = x @ W.T + bias with W packed: GGUF blocks (op `mmq`) or 4-bit codes (op `w4a16`).
 
     Args:
@@ -79,6 +84,9 @@ class QuantLinear(_Packed):
         """Values that share one scale: -1 for a whole row; 0 when the GGUF type fixes it."""
         return _group(self.packed)
 
+    def products(self) -> Iterator[tuple[str, str, int, int, int, int]]:
+        yield ("", self.weight_type, self.out_features, self.in_features, self.group, 1)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._op(x, self.packed, self.bias, activations=self.activations)
 
@@ -92,7 +100,7 @@ class QuantLinear(_Packed):
         )
 
 
-class QuantEmbedding(_Packed):
+class QuantEmbedding(PackedModule):
     """Token embedding whose rows are dequantized when they are looked up.
 
     Args:
@@ -164,18 +172,20 @@ class ModelProblem(NamedTuple):
 def model_problems(model: nn.Module) -> list[ModelProblem]:
     """The distinct packed products of a loaded model, in the order in which they occur.
 
-    Products are told apart by type, N, K and group; a model of 30 layers has a handful.
+    Products are told apart by type, N, K and group; a model of 30 layers has a handful. An expert
+    counts as the product that its op runs for it, as often as a token is given to experts.
     """
     found: dict[tuple[str, int, int, int], ModelProblem] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, QuantLinear):
+        if not isinstance(module, PackedModule):
             continue
-        key = (module.weight_type, module.out_features, module.in_features, module.group)
-        known = found.get(key)
-        if known is None:
-            found[key] = ModelProblem(re.sub(r"\.\d+\.", ".*.", name), *key, 1)
-        else:
-            found[key] = known._replace(count=known.count + 1)
+        for part, weight_type, n, k, group, count in module.products():
+            key = (weight_type, n, k, group)
+            known = found.get(key)
+            if known is None:
+                found[key] = ModelProblem(re.sub(r"\.\d+\.", ".*.", name + part), *key, count)
+            else:
+                found[key] = known._replace(count=known.count + count)
     return list(found.values())
 
 

@@ -39,10 +39,10 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a GGUF file or a safetensors folder.
 
-    Architectures: llama, qwen2, qwen3, gemma3 (text). GGUF block types that have kernels stay
-    packed, as do 4-bit linears in compressed-tensors, GPTQ and AWQ folders; other quantized
-    types become ordinary matrices, named in one log line. `model.tilewright_info` is a
-    `LoadInfo` that says what became of every tensor.
+    Architectures: llama, qwen2, qwen3, gemma3 (text), and on the CPU qwen3_moe. GGUF block types
+    that have kernels stay packed, as do 4-bit linears in compressed-tensors, GPTQ and AWQ folders;
+    other quantized types become ordinary matrices, named in one log line. `model.tilewright_info`
+    is a `LoadInfo` that says what became of every tensor.
 
     Args:
         path_or_repo_dir: a .gguf file, a folder with config.json and safetensors (or with one
@@ -119,6 +119,7 @@ def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any
     config.bos_token_id = ids.get("bos")
     config.eos_token_id = ids.get("eos")
     config.pad_token_id = ids.get("pad")
+    _require_device(config, where)
     model = _create(config, where.dtype)
     _fill(model, GGUFSource(file, config, where=where, info=info), where.dtype, activations)
     _rebuild_rotary(model, rope)
@@ -137,6 +138,7 @@ def _load_folder(path: Path, activations: str, where: Placement) -> tuple[Any, A
 
     checkpoint = read_checkpoint(path)
     config = config_from_checkpoint(checkpoint.config, file=path)
+    _require_device(config, where)
     info = LoadInfo(
         path=str(path),
         format=_format_name(checkpoint),
@@ -170,6 +172,14 @@ def _load_folder(path: Path, activations: str, where: Placement) -> tuple[Any, A
         generation=generation,
     )
     return model, tokenizer
+
+
+def _require_device(config: PreTrainedConfig, where: Placement) -> None:
+    if config.model_type == "qwen3_moe" and not where.on_cpu:
+        raise UnsupportedError(
+            f"device is {where.device}: in this version mixtures of experts run on the CPU; "
+            "load with device='cpu'"
+        )
 
 
 def _create(config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:

@@ -33,6 +33,15 @@ _BLOCK_BY_ARCHITECTURE = {
         "attn_q_norm": "self_attn.q_norm",
         "attn_k_norm": "self_attn.k_norm",
     },
+    "qwen3moe": {
+        "ffn_norm": "post_attention_layernorm",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    },
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
@@ -50,7 +59,7 @@ def hf_name(gguf_name: str, architecture: str) -> str | None:
 
     Args:
         gguf_name: name in the file.
-        architecture: "llama", "qwen2", "qwen3" or "gemma3".
+        architecture: "llama", "qwen2", "qwen3", "qwen3moe" or "gemma3".
 
     Returns:
         the name, or None for a tensor that these architectures do not have.

@@ -152,7 +152,7 @@ def _describe_gguf(file: GGUFFile) -> CheckpointInfo:
 
 def _describe_folder(path: Path) -> CheckpointInfo:
     from tilewright.formats.checkpoint import read_checkpoint
-    from tilewright.model.config_map import ARCHITECTURES
+    from tilewright.model.config_map import MODEL_TYPES
 
     checkpoint = read_checkpoint(path)
     stored = _stored(path)
@@ -178,7 +178,7 @@ def _describe_folder(path: Path) -> CheckpointInfo:
         format="safetensors" if scheme is None else scheme.format,
         name="",
         architecture=kind,
-        supported=kind.removesuffix("_text") in ARCHITECTURES,
+        supported=kind in MODEL_TYPES,
         hyperparameters={
             short: config[key] for key, short in _CONFIG_KEYS.items() if key in config
         },
