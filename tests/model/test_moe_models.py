@@ -25,6 +25,7 @@ from tilewright.model.generate import generate
 from tilewright.model.layers import QuantLinear, model_problems
 from tilewright.model.load import load
 from tilewright.model.moe import QuantExperts, is_experts
+from tilewright.model.profile_parts import _module_part
 from tilewright.ops.moe.experts import PackedExperts
 
 K_QUANTS = {"attn_v": "Q6_K", "ffn_down_exps": "Q6_K", "output.w": "Q6_K", "": "Q4_K"}
@@ -172,6 +173,16 @@ def test_greedy_text_is_the_plain_models(tmp_path: Path) -> None:
     assert got.tolist() == right.tolist()
     made = generate(model, tokenizer, "hello", max_tokens=4)
     assert (made.prompt_tokens, made.decode_steps) == (1, 3) or made.stop_reason == "stop"
+
+
+def test_profile_counts_the_experts_that_were_chosen(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", TinyMoe(types=K_QUANTS, top_k=2))
+    experts = load(tmp_path / "m.gguf")[0].model.layers[0].mlp.experts
+    part = _module_part("model.layers.0.mlp.experts", experts, (None, torch.tensor([[1, 3]] * 5)))
+    assert (part.role, part.op, part.weight_type) == ("experts", "moe", "Q4_K+Q6_K")
+    assert part.flops == 2 * 5 * 2 * 3 * 256 * 256
+    blocks = 256 * 256 // 256
+    assert part.bytes == 2 * blocks * (144 + 144 + 210)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,16 @@ class QuantExperts(PackedModule):
             self.down_proj, activation=self.activation, activations=self.activations,
         )  # fmt: skip
 
+    @property
+    def weight_types(self) -> tuple[str, ...]:
+        """Types of gate, up and down, each once: as `QuantLinear.weight_type`, or a dtype."""
+        return tuple(dict.fromkeys(_kind(getattr(self, name)) for name in EXPERT_PARTS))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights of all experts."""
+        return sum(getattr(self, name).nbytes for name in EXPERT_PARTS)
+
     def products(self) -> Iterator[tuple[str, str, int, int, int, int]]:
         for name in EXPERT_PARTS:
             part = getattr(self, name)

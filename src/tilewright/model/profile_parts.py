@@ -14,6 +14,7 @@ from torch import nn
 from tilewright.device import cpu_device
 from tilewright.model.generate import Decoder, decoder_for
 from tilewright.model.layers import QuantEmbedding, QuantLinear
+from tilewright.model.moe import QuantExperts
 from tilewright.ops.catalog import find_spec
 from tilewright.tiles.tile import Problem
 
@@ -217,6 +218,16 @@ def _product(path: str, module: Any, rows: int, kernel: str = "") -> Part:
     return Part(role, "dense", dtype, kernel, 2.0 * rows * n * k, moved)
 
 
+def _experts(module: QuantExperts, ids: torch.Tensor) -> Part:
+    """Gate, up and down of the experts that `ids` [T, top_k] names: only those are read."""
+    chosen = len(set(ids.reshape(-1).tolist()))
+    values = 3 * module.hidden_dim * module.intermediate_dim
+    return Part(
+        "experts", "moe", "+".join(module.weight_types), type(module).__name__,
+        2.0 * ids.numel() * values, module.nbytes / module.num_experts * chosen,
+    )  # fmt: skip
+
+
 def _attention(kernel: str, values: dict[str, int], rows: int, position: int) -> Part:
     """Both products of attention: every row sees the positions up to its own, or its window."""
     window = values["window"] or position + rows
@@ -305,13 +316,15 @@ def _module_part(path: str, module: Any, inputs: Any) -> Part:
     if isinstance(module, QuantLinear | nn.Linear):
         x = inputs[0]
         return _product(path, module, x.numel() // x.shape[-1])
+    if isinstance(module, QuantExperts):
+        return _experts(module, inputs[1])
     if isinstance(module, QuantEmbedding | nn.Embedding):
         kind = module.packed.type_name if isinstance(module, QuantEmbedding) else ""
         return Part("embed", "", kind, name)
     lower = name.lower()
     for word, role in (
         ("norm", "norm"), ("rotary", "rope"), ("attention", "attention"), ("mlp", "activation"),
-        ("silu", "activation"), ("gelu", "activation"),
+        ("silu", "activation"), ("gelu", "activation"), ("router", "router"),
     ):  # fmt: skip
         if word in lower:
             return Part(role, "", "", name)
