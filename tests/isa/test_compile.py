@@ -95,7 +95,7 @@ PROBLEM = Problem("w4a16", "gfx1151", "float16", "uint4", "float", 16, 128, 256,
 TILE = Tile.of("triton", block_m=16)
 AMD = Tile.of(
     "amd", block_m=64, block_n=64, block_k=64, num_warps=4, warps_m=1, num_stages=2,
-    x_path="shared",
+    x_path="shared", scale="weights",
 )  # fmt: skip
 
 

@@ -66,11 +66,11 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
             f"{problem.arch}; {', '.join(gpu.space_of(WordsW4).fields)} serve other chips"
         )
     space.check(tile, problem)
+    weight = _weight(dataclasses.replace(problem, M=1), family)
     check_triton()
     kernel = gpu.kernel_of(tile.algorithm)
     m, n, k = problem.M, problem.N, problem.K
     x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
-    weight = _weight(dataclasses.replace(problem, M=1), family)
 
     def launch() -> None:
         floats, counters = 0, 0
