@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tilewright.model.generate import generate
     from tilewright.model.load import load
     from tilewright.ops.mmq.op import mmq_gemm
+    from tilewright.ops.moe.experts import PackedExperts, pack_expert_blocks, pack_expert_w4
+    from tilewright.ops.moe.mlp import moe_mlp
+    from tilewright.ops.moe.op import moe_gemm
     from tilewright.ops.w4a16.op import w4a16_gemm
     from tilewright.tiles.tile import Problem, Tile
 
@@ -38,6 +41,7 @@ __all__ = [
     "LayoutError",
     "MeasureError",
     "PackedBlocks",
+    "PackedExperts",
     "PackedW4",
     "Problem",
     "Tile",
@@ -48,7 +52,11 @@ __all__ = [
     "generate",
     "load",
     "mmq_gemm",
+    "moe_gemm",
+    "moe_mlp",
     "pack_blocks",
+    "pack_expert_blocks",
+    "pack_expert_w4",
     "pack_w4",
     "pack_w4_for",
     "read_checkpoint",
@@ -58,13 +66,18 @@ __all__ = [
 
 _HOMES = {
     "PackedBlocks": "tilewright.layout.cpu",
+    "PackedExperts": "tilewright.ops.moe.experts",
     "PackedW4": "tilewright.layout.cpu",
     "Problem": "tilewright.tiles.tile",
     "Tile": "tilewright.tiles.tile",
     "generate": "tilewright.model.generate",
     "load": "tilewright.model.load",
     "mmq_gemm": "tilewright.ops.mmq.op",
+    "moe_gemm": "tilewright.ops.moe.op",
+    "moe_mlp": "tilewright.ops.moe.mlp",
     "pack_blocks": "tilewright.layout.cpu",
+    "pack_expert_blocks": "tilewright.ops.moe.experts",
+    "pack_expert_w4": "tilewright.ops.moe.experts",
     "pack_w4": "tilewright.layout.cpu",
     "pack_w4_for": "tilewright.layout.pack",
     "read_checkpoint": "tilewright.formats.checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import gguf.quants
@@ -12,6 +13,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from tilewright.errors import LayoutError, TileError, UnsupportedError
+from tilewright.formats.gguf import read_gguf
 from tilewright.layout.cpu import pack_blocks, pack_w4
 from tilewright.ops.catalog import SPECS
 from tilewright.ops.contract import Case
@@ -94,6 +96,24 @@ def test_a_stacked_tensor_is_sliced_without_a_copy() -> None:
     ids = torch.tensor([[0, 3], [3, 0], [1, 2], [2, 2], [3, 1]])
     right = np.einsum("tk,tjnk->tjn", x.double().numpy(), values.astype(np.float64)[ids.numpy()])
     np.testing.assert_allclose(moe_gemm(x, experts, ids).numpy(), right, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.0.ffn_down_exps", "blk.1.ffn_down_exps", "blk.0.ffn_up_exps"]
+)
+def test_experts_as_llama_cpp_writes_them(name: str) -> None:
+    """Q5_0, Q8_0 and Q4_K, stacked and quantized by llama.cpp's own tools."""
+    file = read_gguf(Path(__file__).parents[2] / "data/gguf/qwen3moe-moe-q4km.gguf")
+    tensor = file.tensors[f"{name}.weight"]
+    kind = GGMLQuantizationType[tensor.type_name]
+    exact = [gguf.quants.dequantize(np.asarray(one), kind).astype(np.float64) for one in tensor.raw]
+    experts = pack_expert_blocks(np.asarray(tensor.raw), tensor.type_name)
+    x, ids = torch.randn(9, experts.K), torch.arange(18).reshape(9, 2) % 3 % 2
+    got = moe_gemm(x, experts, ids).double().numpy()
+    right = np.stack(
+        [[exact[e] @ row for e in some] for row, some in zip(x.numpy(), ids.tolist(), strict=True)]
+    )
+    assert np.linalg.norm(got - right) < 1e-6 * np.linalg.norm(right)
 
 
 def test_route_sorts_stably_and_leaves_out_empty_experts() -> None:
