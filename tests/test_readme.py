@@ -9,8 +9,10 @@ import click
 import gguf
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
+import tilewright
 from tilewright.cli.main import cli
 from tilewright.model.demo import fetch_demo_model
 
@@ -36,6 +38,23 @@ def test_the_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names: dict[str, object] = {}
     exec(PYTHON[1], names)  # our own README
     assert list(names["y"].shape) == [4, 6]  # type: ignore[attr-defined]
+
+
+def test_the_gpu_example_runs_on_any_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    from model.checkpoint_models import plain_model, write_checkpoint
+
+    model = plain_model("llama")
+    write_checkpoint(tmp_path / "folder", model, "compressed-asym")
+    monkeypatch.chdir(tmp_path)
+    linear = model.model.layers[0].mlp.down_proj
+    x = torch.randn(3, linear.in_features)
+    names: dict[str, object] = {"x": x, "tilewright": tilewright, "torch": torch}
+    assert '"cuda"' in PYTHON[2]
+    exec(PYTHON[2].replace('"cuda"', '"cpu"'), names)  # our own README
+    assert torch.allclose(names["y"], linear(x), rtol=1e-3, atol=1e-4)  # type: ignore[arg-type]
 
 
 def test_the_files_it_links_to_are_there() -> None:
