@@ -43,3 +43,4 @@ with interpreting():
     import_module("triton.experimental.gluon")
     import_module("tilewright.ops.w4a16.triton_gemm")
     import_module("tilewright.ops.w4a16.triton_skinny")
+    import_module("tilewright.ops.mmq.triton_gemm")

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from model.gguf_models import Tiny, logits, quantize, reference, relative_error, write
 from tilewright.device import INTERPRETER
 from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.hopper import HopperW4, unpack_w4_hopper
 from tilewright.layout.triton import WordsW4
 from tilewright.model import load as loading
@@ -25,7 +26,7 @@ from tilewright.model.placement import Placement
 CPU = torch.device("cpu")
 
 
-def test_q4_0_stays_packed_and_the_rest_becomes_matrices(
+def test_matrices_stay_packed_and_the_embedding_is_dense(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = Tiny("llama", {"embd": "Q8_0", "attn_v": "Q4_K", "": "Q4_0"}, layers=1)
@@ -38,12 +39,45 @@ def test_q4_0_stays_packed_and_the_rest_becomes_matrices(
 
     layer = model.model.layers[0]
     assert isinstance(layer.self_attn.q_proj.packed, WordsW4)  # rows in transformers' order
-    assert isinstance(layer.self_attn.v_proj, torch.nn.Linear)
-    assert not isinstance(layer.self_attn.v_proj, QuantLinear)
-    assert {problem.type for problem in model_problems(model)} == {"uint4b8"}
-    assert {problem.group for problem in model_problems(model)} == {32}
+    assert isinstance(layer.self_attn.v_proj.packed, GpuBlocks)
+    assert isinstance(model.model.embed_tokens, torch.nn.Embedding)
+    found = {(problem.op, problem.type, problem.group) for problem in model_problems(model)}
+    assert found == {("w4a16", "uint4b8", 32), ("mmq", "Q4_K", 0)}
+    assert model.tilewright_info.dequantized_line() is None
+    assert set(model.tilewright_info.packed) == {"Q4_0", "Q4_K"}
     right = logits(reference(tiny, stored), length=12)
     assert relative_error(logits(model, length=12), right) < 1e-5
+
+
+_TENSORS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0"),
+        ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q8_0", "Q6_K"),
+    ],
+    ids=["blocks of 256", "blocks of 32"],
+)
+def test_every_type_is_multiplied_packed(
+    kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = {**dict(zip(_TENSORS, kinds, strict=True)), "embd": "Q6_K", "output": "Q5_1"}
+    tiny = Tiny("llama", types, layers=1, tied=False)
+    stored = write(tmp_path / "model.gguf", tiny)
+    monkeypatch.setattr(
+        loading, "place", lambda device, dtype: Placement(CPU, INTERPRETER, torch.float32)
+    )
+
+    model, _ = loading.load(tmp_path / "model.gguf", device="cuda")
+
+    linears = [m for m in model.modules() if isinstance(m, QuantLinear)]
+    assert len(linears) == 8  # seven of the layer, and the output matrix
+    assert all(isinstance(linear.packed, GpuBlocks) for linear in linears)
+    assert {linear.weight_type for linear in linears} == {*kinds, "Q5_1"}
+    right = logits(reference(tiny, stored), length=5)
+    assert relative_error(logits(model, length=5), right) < 1e-5
 
 
 def test_a_model_on_a_gpu_has_no_fused_step() -> None:
@@ -65,4 +99,13 @@ def test_q4_0_blocks_are_exact_codes_in_hoppers_layout() -> None:
     grouped = codes.view(70, -1, 32).float() - zeros[:, :, None].float()
     again = (grouped * scales[:, :, None].float()).view(70, 160)
     assert torch.equal(again, torch.from_numpy(block.dequantize(raw)))
-    assert Placement(CPU, "sm_90", torch.float16).pack_blocks(raw, BLOCK_TYPES["Q4_K"]) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx1151", INTERPRETER])
+def test_other_blocks_are_blocks_on_every_gpu(arch: str) -> None:
+    values = np.random.default_rng(0).standard_normal((70, 256), dtype=np.float32)
+    raw = np.frombuffer(quantize(values, "Q4_K").tobytes(), np.uint8).reshape(70, -1)
+    block = BLOCK_TYPES["Q4_K"]
+    packed = Placement(CPU, arch, torch.float16).pack_blocks(raw, block)
+    assert isinstance(packed, GpuBlocks)
+    assert packed.nbytes == raw.nbytes

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tilewright.errors import FormatError
+from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.cpu import PackedBlocks, PackedW4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
@@ -24,7 +25,7 @@ from tilewright.ops.moe.op import Experts
 
 __all__ = ["Matrix", "Source", "fill"]
 
-Matrix = PackedBlocks | PackedW4 | WordsW4 | HopperW4 | torch.Tensor
+Matrix = PackedBlocks | GpuBlocks | PackedW4 | WordsW4 | HopperW4 | torch.Tensor
 _LISTED = 8
 
 

@@ -26,7 +26,7 @@ from tilewright.model.fill import Matrix
 from tilewright.model.info import LoadInfo
 from tilewright.model.names import SKIPPED_GGUF_TENSORS, hf_name
 from tilewright.model.pages import drop_range
-from tilewright.model.placement import GPU_BLOCK_TYPES, Placement
+from tilewright.model.placement import Placement
 from tilewright.ops.moe.experts import pack_expert_blocks
 from tilewright.ops.moe.op import Experts
 
@@ -95,10 +95,9 @@ class GGUFSource:
             )
         check_scales(tensor)
         order = self._row_order(name, tensor)
-        if tensor.packed and not self._where.on_cpu and not name.endswith("embed_tokens.weight"):
-            packed = self._for_gpu(tensor, order)
-            if packed is not None:
-                return packed
+        looked_up = not self._where.on_cpu and name.endswith("embed_tokens.weight")
+        if tensor.packed and not self._where.on_cpu and not looked_up:
+            return self._for_gpu(tensor, order)
         if tensor.packed and self._where.on_cpu:
             raw: npt.NDArray[np.uint8] = tensor.raw
             if order is not None:
@@ -110,7 +109,7 @@ class GGUFSource:
         if order is not None:
             values = values[order]
         result = torch.from_numpy(values).to(self._where.dtype)
-        fate = "dense" if tensor.type_name in _DENSE else "dequantized"
+        fate = "dense" if tensor.type_name in _DENSE or looked_up else "dequantized"
         self._info.count(fate, tensor.type_name, result.nbytes)
         return result
 
@@ -131,15 +130,12 @@ class GGUFSource:
         self._info.count(fate, tensor.type_name, result.nbytes)
         return result
 
-    def _for_gpu(self, tensor: GGUFTensor, order: npt.NDArray[np.intp] | None) -> Matrix | None:
-        block = BLOCK_TYPES[tensor.type_name]
-        if block.name not in GPU_BLOCK_TYPES:
-            return None
+    def _for_gpu(self, tensor: GGUFTensor, order: npt.NDArray[np.intp] | None) -> Matrix:
         raw = np.asarray(tensor.raw)
+        block = BLOCK_TYPES[tensor.type_name]
         packed = self._where.pack_blocks(raw if order is None else raw[order], block)
         _release(tensor)
-        if packed is not None:
-            self._info.count("packed", tensor.type_name, packed.nbytes)
+        self._info.count("packed", tensor.type_name, packed.nbytes)
         return packed
 
     def vector(self, name: str) -> torch.Tensor:

@@ -27,7 +27,8 @@ class LoadInfo:
         packed: matrices that are multiplied as they are stored, by type ("Q4_K", "uint4", ...).
         dequantized: quantized tensors that no kernel multiplies packed, by their stored type;
             they became ordinary matrices while loading.
-        dense: tensors that were not quantized, by stored type, norms and biases included.
+        dense: tensors that were not quantized, by stored type, norms and biases included; on a GPU
+            the embedding too, whose rows are looked up.
         notes: what a user should know, a sentence each.
     """
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.cpu import PackedBlocks, PackedW4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
@@ -57,7 +58,7 @@ class QuantLinear(PackedModule):
 
     def __init__(
         self,
-        packed: PackedBlocks | W4,
+        packed: PackedBlocks | GpuBlocks | W4,
         bias: torch.Tensor | None = None,
         *,
         activations: str = "float",
@@ -189,7 +190,7 @@ def model_problems(model: nn.Module) -> list[ModelProblem]:
     return list(found.values())
 
 
-def _op_for(packed: PackedBlocks | W4) -> Callable[..., torch.Tensor]:
+def _op_for(packed: PackedBlocks | GpuBlocks | W4) -> Callable[..., torch.Tensor]:
     if isinstance(packed, W4):
         from tilewright.ops.w4a16.op import w4a16_gemm
 
@@ -199,7 +200,7 @@ def _op_for(packed: PackedBlocks | W4) -> Callable[..., torch.Tensor]:
     return mmq_gemm
 
 
-def _group(packed: PackedBlocks | W4) -> int:
+def _group(packed: PackedBlocks | GpuBlocks | W4) -> int:
     if not isinstance(packed, W4):
         return 0
     return -1 if packed.group_size == packed.K else packed.group_size

@@ -47,8 +47,8 @@ def load(
     Args:
         path_or_repo_dir: a .gguf file, a folder with config.json and safetensors (or with one
             .gguf file), or the id of such a repository on the Hugging Face hub.
-        device: "cpu", or "cuda" for a GPU. There 4-bit safetensors and Q4_0 stay packed, and other
-            GGUF types become matrices of `dtype`.
+        device: "cpu", or "cuda" for a GPU. There 4-bit safetensors and all GGUF types with kernels
+            stay packed but for the embedding, which becomes a matrix of `dtype`.
         activations: "float" (weight-only), or "int8" for the faster path that rounds
             activations to 8 bits per block of 32.
         dtype: float32, float16 or bfloat16: of activations, norms, and matrices that are not

@@ -12,15 +12,15 @@ from tilewright.device import arch_of, kind_of
 from tilewright.errors import UnsupportedError
 from tilewright.formats.block_type import BlockType
 from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
-from tilewright.layout.cpu import PackedW4
+from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
+from tilewright.layout.cpu import PackedBlocks, PackedW4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.pack import pack_w4_for
 from tilewright.layout.triton import WordsW4
 
-__all__ = ["GPU_BLOCK_TYPES", "Placement", "device_of", "place"]
+__all__ = ["Placement", "device_of", "place"]
 
-GPU_BLOCK_TYPES = ("Q4_0",)
-"""GGUF types that run packed on a GPU, as 4-bit codes with a scale for every 32."""
+_AS_CODES = ("Q4_0",)  # GGUF types that are 4-bit codes with a scale for every 32, and no more
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -54,10 +54,15 @@ class Placement:
 
     def pack_blocks(
         self, raw: np.ndarray, block: BlockType
-    ) -> PackedW4 | WordsW4 | HopperW4 | None:
-        """GGUF blocks as 4-bit codes for a GPU; None if it has no kernel for the type."""
-        if block.name not in GPU_BLOCK_TYPES:
-            return None
+    ) -> PackedBlocks | GpuBlocks | PackedW4 | WordsW4 | HopperW4:
+        """GGUF blocks in the layout of the device's kernels, on the device: for GPUs Q4_0 as the
+        4-bit codes that it is, since w4a16 has kernels of their own for some; others as blocks.
+
+        Raises:
+            LayoutError: as `tilewright.layout.blocks.pack_blocks_for`.
+        """
+        if self.on_cpu or block.name not in _AS_CODES:
+            return pack_blocks_for(raw, block.name, self.device, self.arch)
         found = block.codes(raw)
         codes = (found.codes + SYMMETRIC_ZERO).astype(np.uint8)
         return self.pack(W4Codes(codes, found.scale, None, found.sub, None, torch.float16))

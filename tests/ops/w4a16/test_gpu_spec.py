@@ -12,6 +12,7 @@ import triton_interpreter  # noqa: F401
 from tilewright.device import INTERPRETER
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
+from tilewright.ops import catalog
 from tilewright.ops.catalog import SPECS, load_spec, spec_for, specs_on
 from tilewright.ops.check import check_output
 from tilewright.ops.choose import running
@@ -66,18 +67,19 @@ def test_the_interpreter_runs_the_same_op_on_words() -> None:
     assert check_output(SPEC.run(inputs), ref, SPEC.error_model(inputs, ref)).passed
 
 
-def test_ops_by_kind_of_device() -> None:
-    assert set(specs_on("sm_90")) == {"w4a16"}
+def test_ops_by_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(specs_on("sm_90")) == {"w4a16", "mmq"}
     assert set(specs_on("cpu-avx2")) == set(SPECS)
     assert load_spec("w4a16@interpreter").space().name == "w4a16/triton"  # type: ignore[misc]
     assert spec_for("w4a16", "sm_90").space().name == "w4a16/hopper"  # type: ignore[misc]
-    with pytest.raises(UnsupportedError, match="op mmq has no kernels for sm_90; it runs on cpu"):
-        spec_for("mmq", "sm_90")
     with pytest.raises(UnsupportedError, match="no kernels for 'tpu'"):
         load_spec("w4a16@tpu")
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="torch sees no GPU"):
             load_spec("w4a16@cuda")
+    monkeypatch.setattr(catalog, "SPECS", {"mmq": replace(SPECS["mmq"], devices={})})
+    with pytest.raises(UnsupportedError, match="op mmq has no kernels for sm_90; it runs on cpu"):
+        spec_for("mmq", "sm_90")
 
 
 def test_each_family_has_sources_of_its_own() -> None:

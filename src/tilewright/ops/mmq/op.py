@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.cpu import PackedBlocks
 from tilewright.ops.gemm import gemm
+from tilewright.ops.mmq.gpu import gpu_mmq
 from tilewright.ops.mmq.space import CPU_SPACE
 from tilewright.tiles.tile import Tile
 
@@ -14,35 +16,39 @@ __all__ = ["mmq_gemm"]
 
 def mmq_gemm(
     x: torch.Tensor,
-    weight: PackedBlocks,
+    weight: PackedBlocks | GpuBlocks,
     bias: torch.Tensor | None = None,
     *,
     activations: str = "float",
     tile: Tile | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
-    """y = x @ W.T + bias, with W in GGUF blocks.
+    """y = x @ W.T + bias, with W in GGUF blocks, on the device of the operands.
 
     Args:
         x: [..., K] float32, float16 or bfloat16, any strides.
-        weight: the blocks of W [N, K], from `tilewright.layout.cpu.pack_blocks`.
+        weight: the blocks of W [N, K], from `tilewright.layout.blocks.pack_blocks_for`, or on the
+            CPU from `tilewright.layout.cpu.pack_blocks`.
         bias: [N] floating point, added in float32 before the result is cast; or None.
-        activations: "float" multiplies x as it is (weight-only). "int8" rounds x to 8 bits per
-            32 values when there is more than one row: faster, and less exact.
-        tile: a tile of the op's space; None takes the table's.
-        threads: None for torch's setting.
+        activations: "float" multiplies x as it is (weight-only). "int8", on the CPU, rounds x to 8
+            bits per 32 values when there is more than one row: faster, and less exact.
+        tile: a tile of the weight's space; None takes the table's.
+        threads: on the CPU, None for torch's setting; nothing else has any.
 
     Returns:
-        [..., N] of x's dtype; sums are float32 (integer sums are exact).
+        [..., N] of x's dtype; sums are float32 (integer sums are exact). On a GPU weights are
+        rounded to that dtype before they are multiplied.
 
     Raises:
-        ValueError, TypeError: a wrong shape or argument.
-        UnsupportedError: a dtype or device no kernel serves.
+        ValueError, TypeError: a wrong shape, device or argument.
+        UnsupportedError: a dtype or device no kernel serves; no triton for a GPU.
         TileError: the tile breaks a rule of the space.
 
     Method: the block formats and 8-bit activation rule of ggml; kernels as described in
-    `tilewright.ops.cpu`.
+    `tilewright.ops.cpu` and `tilewright.ops.mmq.triton_gemm`.
     """
+    if isinstance(weight, GpuBlocks):
+        return gpu_mmq(x, weight, bias, activations=activations, tile=tile)
     return gemm(
         "mmq", CPU_SPACE, x, weight, bias, group=0, activations=activations, tile=tile,
         threads=threads,

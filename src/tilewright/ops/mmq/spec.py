@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tilewright.device import cpu_device
+from tilewright.device import INTERPRETER, cpu_device
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.ops.cases import Shape, edge_scales, grid_cases, ordered, special_cases
 from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
@@ -286,6 +286,18 @@ def _arch() -> str:
     return cpu_device().arch
 
 
+def _on_gpu(arch: str | None) -> OpSpec:
+    from tilewright.ops.mmq.gpu_spec import gpu_spec
+
+    return gpu_spec(arch)
+
+
+def _interpreted(arch: str | None) -> OpSpec:
+    from tilewright.ops.mmq.gpu_spec import gpu_spec
+
+    return gpu_spec(INTERPRETER, "cpu")
+
+
 SPEC = OpSpec(
     name="mmq",
     title="MMQ",
@@ -305,4 +317,5 @@ SPEC = OpSpec(
     },
     space=_space,
     arch=_arch,
+    devices={"cuda": _on_gpu, "interpreter": _interpreted},
 )

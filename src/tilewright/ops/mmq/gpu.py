@@ -1,0 +1,99 @@
+"""mmq on GPUs: validate, choose the tile, allocate, launch."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+
+from tilewright.device import INTERPRETER, arch_of
+from tilewright.errors import UnsupportedError
+from tilewright.layout.blocks import GpuBlocks
+from tilewright.ops.choose import choose_tile
+from tilewright.ops.mmq.triton_space import TRITON_SPACE
+from tilewright.ops.workspace import workspace
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["allocate_and_launch", "gpu_mmq"]
+
+OP = "mmq"
+_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def _check(x: Any, weight: GpuBlocks, bias: Any, activations: str) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{OP}: x is {type(x).__name__}; pass a torch.Tensor [..., K]")
+    if activations != "float":
+        raise UnsupportedError(
+            f"{OP}: activations={activations!r}; on a GPU activations stay as they are: 'float'"
+        )
+    if x.dtype not in _NAMES:
+        raise UnsupportedError(
+            f"{OP}: x has dtype {x.dtype}; it must be float32, float16 or bfloat16 - cast it"
+        )
+    if x.device != weight.low.device:
+        raise ValueError(
+            f"{OP}: x is on {x.device}, the weight on {weight.low.device}; move one of them"
+        )
+    if x.dim() < 1 or x.shape[-1] != weight.K:
+        raise ValueError(
+            f"{OP}: x has shape {list(x.shape)}; its last dimension must be K={weight.K}"
+        )
+    if bias is not None and (bias.shape != (weight.N,) or not bias.is_floating_point()):
+        raise ValueError(
+            f"{OP}: bias has shape {list(bias.shape)} and dtype {bias.dtype}; it must be "
+            f"floating point [N={weight.N}]"
+        )
+    if bias is not None and bias.device != x.device:
+        raise ValueError(f"{OP}: x is on {x.device}, the bias on {bias.device}; move one of them")
+    if not _has_triton():
+        raise UnsupportedError(f"{OP}: triton is not installed; pip install 'tilewright[triton]'")
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def gpu_mmq(
+    x: torch.Tensor,
+    weight: GpuBlocks,
+    bias: torch.Tensor | None = None,
+    *,
+    activations: str = "float",
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """y[..., N] = x[..., K] @ W.T + bias on a GPU, or in Triton's interpreter on the CPU; see
+    `tilewright.ops.mmq.op` for arguments and errors."""
+    _check(x, weight, bias, activations)
+    m = x.numel() // weight.K
+    if m == 0 or weight.N == 0:
+        return x.new_empty(*x.shape[:-1], weight.N)
+    arch = INTERPRETER if x.device.type == "cpu" else arch_of(x.device)
+    problem = Problem(
+        OP, arch, _NAMES[x.dtype], weight.type_name, "float", m, weight.N, weight.K, 0
+    )
+    if tile is None:
+        tile = choose_tile(problem, TRITON_SPACE).tile
+    else:
+        TRITON_SPACE.check(tile, problem)
+    return allocate_and_launch(x, weight, bias, tile)
+
+
+def allocate_and_launch(
+    x: torch.Tensor,
+    weight: GpuBlocks,
+    bias: torch.Tensor | None,
+    tile: Tile,
+) -> torch.Tensor:
+    """The last two steps, of valid operands with at least one row and column."""
+    from tilewright.ops.mmq.triton_gemm import launch_mmq, workspace_mmq
+
+    x2 = x.detach().reshape(-1, weight.K)
+    m = x2.shape[0]
+    space = workspace(x.device, *workspace_mmq(tile, m, weight.N, weight.K, 1))
+    y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
+    launch_mmq(x2, weight, None if bias is None else bias.detach().contiguous(), y, tile, space)
+    return y.reshape(*x.shape[:-1], weight.N)

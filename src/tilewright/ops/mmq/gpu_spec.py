@@ -1,0 +1,185 @@
+"""mmq on a GPU as the gate, the tuner and verify see it: `SPEC.on("cuda")`.
+
+Operands and oracle are the CPU's: float64 from the codes of the file's blocks. Packing, tiles and
+the error model are the GPU's: weights are rounded to the dtype of x before they are multiplied. The
+result of a large weight is judged on some of its columns, as w4a16's is.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tilewright.device import arch_of
+from tilewright.errors import UnsupportedError
+from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
+from tilewright.ops.cases import Shape, ordered
+from tilewright.ops.check import ErrorModel, product_sigma
+from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
+from tilewright.ops.mmq.reference import BlockSource, mmq_reference, mmq_rows
+from tilewright.ops.space import TileSpace
+from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, judged_columns, on_device
+
+__all__ = ["gpu_spec"]
+
+F64 = npt.NDArray[np.float64]
+
+_SOURCES = (
+    "tilewright.ops.mmq.triton_gemm",
+    "tilewright.ops.mmq.triton_parts",
+    "tilewright.ops.mmq.gpu",
+    "tilewright.ops.w4a16.triton_gemm",
+    "tilewright.ops.w4a16.triton_parts",
+    "tilewright.ops.workspace",
+    "tilewright.layout.blocks",
+)
+
+_BATCHES = (1, 5, 16, 17, 33, 63)
+# N that fit no tile; K of one block, of several, and one that ends within a step.
+_SHAPES_32: tuple[Shape, ...] = ((33, 96, 0), (40, 320, 0), (97, 288, 0))
+_SHAPES_256: tuple[Shape, ...] = ((33, 256, 0), (40, 768, 0), (97, 512, 0))
+_LARGE: tuple[Shape, ...] = ((1000, 2048, 0), (520, 10752, 0), (4096, 4096, 0))
+
+
+def _cases(weight_types: tuple[str, ...], large: bool) -> tuple[Case, ...]:
+    cases: list[Case] = []
+    dtypes = tuple(DTYPES)
+    fp32, fp16, bf16 = dtypes
+    for t, weight_type in enumerate(weight_types):
+        shapes = _SHAPES_32 if BLOCK_TYPES[weight_type].block_size == 32 else _SHAPES_256
+
+        def case(
+            dtype: str, m: int, shape: Shape, *flags: str, weight_type: str = weight_type
+        ) -> Case:
+            return Case("mmq", weight_type, dtype, m, *shape, "float", flags)
+
+        for i, shape in enumerate(shapes):
+            for j, m in enumerate(_BATCHES):
+                if (i + j) % 2 == 0:
+                    cases.append(case(dtypes[(t + i + j // 2) % 3], m, shape))
+        first, second, _ = shapes
+        cases += [
+            case(fp16, 0, first),
+            case(fp16, 130, first),
+            *(case(dtype, 17, first, "outliers") for dtype in dtypes),
+            *(case(dtype, 5, second, "edge") for dtype in dtypes),
+            case(fp16, 5, first, "strided"),
+            case(bf16, 17, first, "transposed"),
+            case(fp32, 6, first, "ndim3"),
+            case(fp16, 17, first, "bias"),
+            case(bf16, 5, second, "bias", "outliers", "strided"),
+        ]
+        if large:
+            for i, shape in enumerate(_LARGE):
+                for j, m in enumerate((1, 8, 32, 64, 300, 512)):
+                    cases.append(case(dtypes[1 + (i + j) % 2], m, shape))
+    return ordered(cases)
+
+
+def _judged(inputs: Inputs) -> tuple[npt.NDArray[np.int64] | None, BlockSource, F64 | None]:
+    case, bias, source = inputs.case, inputs.bias64(), inputs.source
+    columns = judged_columns(case.M, case.N, case.K) if case.M else None
+    if columns is not None:
+        source = BlockSource(source.type_name, source.raw[columns])
+        bias = None if bias is None else bias[columns]
+    return columns, source, bias
+
+
+def _reference(inputs: Inputs) -> F64:
+    _, source, bias = _judged(inputs)
+    y = mmq_reference(inputs.x64(), source, bias)
+    return y.reshape(*inputs.x.shape[:-1], source.N)
+
+
+def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
+    columns, source, bias = _judged(inputs)
+    sigma = product_sigma(
+        inputs.x64(),
+        mmq_rows(source),
+        bias=bias,
+        weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
+    ).reshape(ref.shape)
+    return ErrorModel(sigma, inputs.case.dtype, columns=columns, of=inputs.case.N)
+
+
+def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
+    from tilewright.ops.mmq.op import mmq_gemm
+
+    return mmq_gemm(inputs.x, inputs.weight, inputs.bias, tile=tile)
+
+
+def _space() -> TileSpace:
+    from tilewright.ops.mmq.triton_space import TRITON_SPACE
+
+    return TRITON_SPACE
+
+
+def _corruption(of_cpu: Corruption, repack: Any) -> Corruption:
+    def corrupt(inputs: Inputs) -> Inputs | None:
+        corrupted = of_cpu(inputs)
+        return None if corrupted is None else repack(corrupted)
+
+    return corrupt
+
+
+@functools.cache
+def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
+    """mmq on GPUs.
+
+    Args:
+        arch: choose tiles for it; None for that of the current GPU.
+        device: where operands lie: "cpu" for the interpreter.
+
+    Raises:
+        UnsupportedError: arch is None, and torch sees no GPU.
+    """
+    from tilewright.ops.mmq.spec import SPEC as CPU_SPEC
+
+    if arch is None:
+        if not torch.cuda.is_available():
+            raise UnsupportedError(
+                "device is 'cuda', and torch sees no GPU: install a build of torch for it, or stay "
+                "on the CPU"
+            )
+        arch = arch_of(torch.device("cuda", torch.cuda.current_device()))
+
+    @functools.lru_cache(maxsize=2)
+    def packed(source: BlockSource) -> GpuBlocks:
+        made = pack_blocks_for(source.raw, source.type_name, device, arch=arch)
+        assert isinstance(made, GpuBlocks)
+        return made
+
+    def repack(inputs: Inputs) -> Inputs:
+        return replace(
+            inputs,
+            x=on_device(inputs.x, device),
+            weight=packed(inputs.source),
+            bias=None if inputs.bias is None else inputs.bias.to(device),
+        )
+
+    def make_inputs(case: Case, seed: int) -> Inputs:
+        return repack(CPU_SPEC.make_inputs(case, seed))
+
+    space = _space()
+    return replace(
+        CPU_SPEC,
+        cases=_cases(CPU_SPEC.weight_types, large=device != "cpu"),
+        make_inputs=make_inputs,
+        reference=_reference,
+        error_model=_error_model,
+        run=_run,
+        corruptions={
+            name: _corruption(corrupt, repack) for name, corrupt in CPU_SPEC.corruptions.items()
+        },
+        space=_space,
+        sources=_SOURCES,
+        arch=lambda: arch,
+        uses=dict.fromkeys(space.fields, ("triton",)),
+        devices={},
+    )

@@ -1,0 +1,183 @@
+"""The tile space of mmq's Triton kernel, over `tilewright.layout.blocks.GpuBlocks`.
+
+A tile of block_m x block_n outputs, K in steps of block_k, in `split_k` shares; `num_warps` warps a
+program, loads `num_stages` steps ahead, bands of `group_m` rows of tiles.
+
+Rules and defaults follow what the compiler showed for all 13 types on sm_80, sm_90, gfx1151, gfx90a
+and gfx942 (Triton 3.7): what spills, what waits for every product, what it allots. None was timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tilewright.layout.blocks import BLOCK_FORMS
+from tilewright.ops.cross import warp_size
+from tilewright.ops.mmq.triton_planted import PLANTED
+from tilewright.ops.space import Rule, TileSpace
+from tilewright.ops.w4a16.triton_space import smem_limit_bytes
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["TRITON_SPACE", "smem_bytes"]
+
+_FEW = 32  # rows up to which K is split by default
+_MOST_SPLIT_ROWS = 128
+_ENOUGH = 384  # programs that keep a GPU's memory busy
+
+
+def _itemsize(problem: Problem) -> int:
+    return 4 if problem.act_dtype == "float32" else 2
+
+
+def smem_bytes(tile: Tile, problem: Problem) -> int:
+    """An upper bound of the shared memory that a tile makes the compiler allot: the weights of a
+    step once, x and the words and scales of the steps ahead; or the outputs on their way."""
+    form, size = BLOCK_FORMS[problem.weight_type], _itemsize(problem)
+    w = tile.block_n * tile.block_k * size
+    x = tile.block_m * tile.block_k * size
+    words = tile.block_n * tile.block_k * form.low.bits // 8 * (2 if form.high is not None else 1)
+    scales = 8 * tile.block_n * (tile.block_k // form.sub)
+    loop = w + tile.num_stages * x + (tile.num_stages - 1) * (words + scales)
+    return int(max(loop, 4 * tile.block_m * tile.block_n))
+
+
+def _blocks(tile: Tile, problem: Problem) -> bool:
+    sizes = ((tile.block_m, 16), (tile.block_n, 16), (tile.block_k, 32))
+    return all(n >= least and n & (n - 1) == 0 for n, least in sizes)
+
+
+def _few_rows(tile: Tile, problem: Problem) -> bool:
+    return bool(tile.split_k == 1 or problem.M <= _MOST_SPLIT_ROWS)
+
+
+def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
+    limit = smem_limit_bytes(problem.arch)
+    return limit is None or smem_bytes(tile, problem) <= limit
+
+
+def _fits_registers(tile: Tile, problem: Problem) -> bool:
+    threads = tile.num_warps * warp_size(problem.arch)
+    sums = tile.block_m * tile.block_n // threads
+    weights = tile.block_n * tile.block_k // threads
+    x = tile.block_m * tile.block_k // threads
+    if problem.act_dtype == "float32":
+        return bool(sums <= 32 and weights <= 16 and x <= 32)
+    return bool(sums <= 64 and weights <= 32 and x <= 64)
+
+
+def _loads_ahead(tile: Tile, problem: Problem) -> bool:
+    return bool(not problem.arch.startswith("gfx1") or tile.num_stages == 1)
+
+
+def _pipelines(tile: Tile, problem: Problem) -> bool:
+    by_wgmma = tile.block_n >= 64 and tile.num_warps >= 4 and problem.act_dtype != "float32"
+    if problem.arch != "sm_90" or not by_wgmma:
+        return True
+    return bool(tile.block_n == 16 * tile.num_warps and tile.block_m >= 64 and tile.block_k == 64)
+
+
+RULES = (
+    Rule(
+        "whole sub-blocks",
+        "a step takes whole sub-blocks of 16 or 32 columns and whole words of every plane, and "
+        "tl.arange and tl.dot take powers of two from 16 on: block_k is one from 32 on",
+        _blocks,
+    ),
+    Rule(
+        "few rows",
+        "shares of K cost a float32 an output, written and read again; beyond 128 rows there are "
+        "tiles enough without",
+        _few_rows,
+    ),
+    Rule(
+        "shared memory",
+        "the tiles of x and w and the loads ahead must fit what one program may allot",
+        _fits_shared_memory,
+    ),
+    Rule(
+        "registers",
+        "what a thread holds of sums, of weights in the making and of x must fit its registers: "
+        "64, 32 and 64 numbers of 16 bits, 32, 16 and 32 of float32",
+        _fits_registers,
+    ),
+    Rule(
+        "loads ahead",
+        "on RDNA loads ahead stay in registers, and types with many scales spill: num_stages is 1",
+        _loads_ahead,
+    ),
+    Rule(
+        "one product after another",
+        "where sm_90 multiplies by wgmma (64 rows of w and 4 warps on), ptxas waits for every "
+        "product before the next (C7515) unless each warp takes 16 rows of w, a step 64 columns "
+        "and a tile 64 rows of x",
+        _pipelines,
+    ),
+)
+
+
+def _tile(
+    block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int, split_k: int = 1
+) -> Tile:
+    return Tile.of(
+        "triton", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=num_warps,
+        num_stages=num_stages, group_m=8, split_k=split_k,
+    )  # fmt: skip
+
+
+def _choices(problem: Problem) -> Iterator[Tile]:
+    """Tiles for `problem`, the best first; one of them at least obeys the rules."""
+    half, amd = problem.act_dtype != "float32", problem.arch.startswith("gfx")
+    if problem.M <= _FEW:
+        block_m = 16 if problem.M <= 16 else 32
+        if not half:
+            step = (32, 32, 4, 1)
+        elif amd:
+            step = (64, 64, 4, 1)
+        else:
+            step = (32, 64, 2, 3)
+        split, tiles = 1, -(-problem.N // step[0])
+        while split < 16 and split * tiles < _ENOUGH and 4 * split * step[1] <= problem.K:
+            split *= 2
+        yield _tile(block_m, *step, split_k=split)
+    if half and amd:
+        if problem.M > 256 and problem.N >= 128:
+            yield _tile(128, 128, 32, 8, 1)
+        yield _tile(64, 64, 32, 4, 1)
+    elif half:
+        if problem.M > 64:
+            yield _tile(128, 64, 64, 4, 3)
+        yield _tile(64, 64, 64, 4, 3)
+        yield _tile(64, 64, 64, 4, 2)
+    yield _tile(64, 32, 32, 4, 1)
+
+
+def _default(problem: Problem) -> Tile:
+    return next(
+        tile for tile in _choices(problem) if all(rule.holds(tile, problem) for rule in RULES)
+    )
+
+
+def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
+    depths = (tile.block_k, tile.block_k * tile.split_k)
+    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": depths}
+
+
+TRITON_SPACE = TileSpace(
+    name="mmq/triton",
+    fields={
+        "triton": {
+            "block_m": (16, 32, 64, 128),
+            "block_n": (32, 64, 128),
+            "block_k": (32, 64, 128, 256),
+            "num_warps": (2, 4, 8),
+            "num_stages": (1, 2, 3, 4),
+            "group_m": (1, 4, 8),
+            "split_k": (1, 2, 4, 8, 16),
+        },
+    },
+    rules=RULES,
+    default=_default,
+    extents=_extents,
+    planted=PLANTED,
+)
+"""The tiles of "triton", for every GPU and the interpreter."""

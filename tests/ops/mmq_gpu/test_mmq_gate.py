@@ -1,0 +1,80 @@
+"""The gate in the interpreter: every planted fault of mmq's kernel falls, a right tile passes."""
+
+from __future__ import annotations
+
+import pytest
+
+import triton_interpreter  # noqa: F401
+from tilewright.device import INTERPRETER
+from tilewright.errors import GateError, TileError
+from tilewright.ops.catalog import spec_for
+from tilewright.ops.contract import Case
+from tilewright.ops.mmq.triton_planted import PLANTED
+from tilewright.ops.mmq.triton_space import TRITON_SPACE
+from tilewright.tune.gate import CHECKS, gate, planted, recheck, watch
+
+SPEC = spec_for("mmq", INTERPRETER)
+
+
+@pytest.fixture(autouse=True)
+def _uninitialized_memory_is_nan() -> None:
+    """Not here: the gate's own fill is what is tested."""
+
+
+by_name = pytest.mark.parametrize("wrong", PLANTED, ids=lambda wrong: wrong.name)
+
+
+def test_the_gate_finds_them_in_the_space():
+    assert tuple(planted(SPEC)) == PLANTED
+
+
+@by_name
+def test_a_planted_tile_is_rejected_for_its_fault(wrong):
+    (case,) = wrong.cases
+    result = gate(SPEC.with_run(wrong.run), wrong.tile, [case])
+    assert not result.passed
+    assert result.check == wrong.caught_by, result
+    with pytest.raises(GateError, match=wrong.caught_by):
+        result.raise_if_failed()
+
+
+@by_name
+def test_without_its_check_a_planted_tile_passes(wrong):
+    """Each is right on the product it would be tuned for, but for what the one check sees."""
+    checks = set(CHECKS) - {wrong.caught_by, "ragged-shapes"}
+    (case,) = wrong.cases
+    result = gate(SPEC.with_run(wrong.run), wrong.tile, [case], _checks=checks)
+    assert result.passed, result
+
+
+@by_name
+def test_the_tile_it_pretends_to_be_is_right(wrong):
+    (case,) = wrong.cases
+    TRITON_SPACE.check(wrong.honest, case.problem(INTERPRETER))
+    result = gate(SPEC, wrong.honest, [case], _checks=set(CHECKS) - {"ragged-shapes"})
+    assert result.passed, result
+
+
+@by_name
+def test_the_space_refuses_it(wrong):
+    (case,) = wrong.cases
+    with pytest.raises(TileError, match="has the fields"):
+        TRITON_SPACE.check(wrong.tile, case.problem(INTERPRETER))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "m", "k", "change"),
+    [
+        ("Q5_1", "float32", 17, 96, {"block_k": 32}),
+        ("MXFP4", "bfloat16", 5, 160, {"split_k": 2}),
+        pytest.param("Q6_K", "float16", 17, 256, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_right_tile_passes_every_check(name, dtype, m, k, change):
+    tile = PLANTED[0].honest.replace(**change)
+    case = Case("mmq", name, dtype, m, 40, k)
+    result = gate(SPEC, tile, [case])
+    assert result.passed, result
+    assert result.cases > 5
+    inputs = watch(SPEC.make_inputs(case, 0))
+    assert recheck(SPEC, inputs, SPEC.run(inputs, tile=tile), tile=tile).passed
