@@ -140,7 +140,7 @@ def expert_cases(
     """Cases of op "moe" for the distinct packed expert products of a loaded model.
 
     Args:
-        model: from `tilewright.load`.
+        model: from `tilewright.load`, or what stands in for one.
         act_dtype: the dtype it computes in, as cases name it.
         paths: activation paths.
         batches: numbers of tokens.
@@ -150,7 +150,8 @@ def expert_cases(
         up to 16.
     """
     found: dict[str, Case] = {}
-    for module in model.modules():
+    # A stand-in for a model, without modules, has no experts either.
+    for module in model.modules() if isinstance(model, nn.Module) else ():
         if not isinstance(module, QuantExperts):
             continue
         experts = min(module.num_experts, max(_MOST_EXPERTS, module.top_k))
