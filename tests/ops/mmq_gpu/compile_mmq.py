@@ -21,18 +21,18 @@ from tilewright.ops.mmq.triton_gemm import launch_mmq, workspace_mmq
 from tilewright.ops.workspace import Workspace
 from tilewright.tiles.tile import Tile
 
-N, K = 512, 1024
+K = 1024
 
 
 def compile_job(job: dict[str, Any]) -> tuple[Compiled, ...]:
-    tile, m = Tile.from_mapping(job["tile"]), job.get("m", 512)
-    raw = torch.zeros(N, BLOCK_TYPES[job["type"]].row_bytes(K), dtype=torch.uint8)
+    tile, m, n = Tile.from_mapping(job["tile"]), job.get("m", 512), job.get("n", 512)
+    raw = torch.zeros(n, BLOCK_TYPES[job["type"]].row_bytes(K), dtype=torch.uint8)
     packed = pack_blocks_for(raw, job["type"], arch=job["arch"])
     assert isinstance(packed, GpuBlocks)
     packed = packed.to("meta")
     real = {"dtype": getattr(torch, job.get("dtype", "float16")), "device": "meta"}
-    x, y, bias = torch.empty(m, K, **real), torch.empty(m, N, **real), torch.empty(N, **real)
-    space = Workspace(torch.empty(workspace_mmq(tile, m, N, K, 1)[0], device="meta"), None)
+    x, y, bias = torch.empty(m, K, **real), torch.empty(m, n, **real), torch.empty(n, **real)
+    space = Workspace(torch.empty(workspace_mmq(tile, m, n, K, 1)[0], device="meta"), None)
     if job.get("wide"):
         triton_gemm.spans_wide = lambda tensor: True
     return cross_compile(lambda: launch_mmq(x, packed, bias, y, tile, space), job["arch"])

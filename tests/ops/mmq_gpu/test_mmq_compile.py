@@ -51,6 +51,8 @@ JOBS: dict[str, dict[str, Any]] = {
         )
     },
     "gfx1151 wide offsets": job("gfx1151", "Q4_K", 48, wide=True),
+    "sm_90 one output": job("sm_90", "Q4_K", 1, n=1),  # Triton makes constants of sizes of 1
+    "gfx942 one output": job("gfx942", "Q5_0", 1, n=1),
 }  # fmt: skip
 
 

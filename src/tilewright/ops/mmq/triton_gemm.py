@@ -170,7 +170,7 @@ def _sum_kernel(
 ):  # fmt: skip
     """BLOCK values of y, from the shares of K in their order."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = M * N.to(tl.int64)
+    size = tl.cast(M, tl.int64) * N  # Triton makes constants of sizes of 1
     mask = at < size
     m = at // N
     n = at % N

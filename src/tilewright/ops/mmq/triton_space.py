@@ -60,9 +60,10 @@ def _fits_registers(tile: Tile, problem: Problem) -> bool:
     sums = tile.block_m * tile.block_n // threads
     weights = tile.block_n * tile.block_k // threads
     x = tile.block_m * tile.block_k // threads
+    rdna = problem.arch.startswith("gfx1")
     if problem.act_dtype == "float32":
-        return bool(sums <= 32 and weights <= 16 and x <= 32)
-    return bool(sums <= 64 and weights <= 32 and x <= 64)
+        return bool(sums <= (16 if rdna else 32) and weights <= 16 and x <= 16)
+    return bool(sums <= 64 and weights <= 32 and x <= (32 if rdna else 64))
 
 
 def _loads_ahead(tile: Tile, problem: Problem) -> bool:
@@ -73,7 +74,10 @@ def _pipelines(tile: Tile, problem: Problem) -> bool:
     by_wgmma = tile.block_n >= 64 and tile.num_warps >= 4 and problem.act_dtype != "float32"
     if problem.arch != "sm_90" or not by_wgmma:
         return True
-    return bool(tile.block_n == 16 * tile.num_warps and tile.block_m >= 64 and tile.block_k == 64)
+    return bool(
+        tile.block_n == 64 and tile.num_warps == 4 and tile.block_m >= 64
+        and tile.block_k == 64 and tile.num_stages <= 3
+    )  # fmt: skip
 
 
 RULES = (
@@ -97,7 +101,8 @@ RULES = (
     Rule(
         "registers",
         "what a thread holds of sums, of weights in the making and of x must fit its registers: "
-        "64, 32 and 64 numbers of 16 bits, 32, 16 and 32 of float32",
+        "64, 32 and 64 numbers where weights have 16 bits, on RDNA 32 of x; 32, 16 and 16 in "
+        "float32, on RDNA 16 sums",
         _fits_registers,
     ),
     Rule(
@@ -108,8 +113,8 @@ RULES = (
     Rule(
         "one product after another",
         "where sm_90 multiplies by wgmma (64 rows of w and 4 warps on), ptxas waits for every "
-        "product before the next (C7515) unless each warp takes 16 rows of w, a step 64 columns "
-        "and a tile 64 rows of x",
+        "product before the next (C7515), for one type or another, unless 4 warps take 64 rows of "
+        "w, at least 64 of x, and steps of 64 columns at most 3 ahead",
         _pipelines,
     ),
 )
