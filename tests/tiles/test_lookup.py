@@ -323,3 +323,14 @@ def test_another_unit_count_is_another_choice(folders: dict[str, Path]) -> None:
     t.put(folders["user"], t.row(t.wide(128)))
     assert look().how == "exact"
     assert lookup(t.problem(), t.SPACE, units=1, running=t.RUNNING).how == "default"
+
+
+def test_one_table_states_the_kernels_of_several_ops(folders: dict[str, Path]) -> None:
+    t.put(folders["user"], kernel_hash="other=fff, toy=abc123")
+    assert look().how == "exact"
+    forget()
+    t.put(folders["user"], kernel_hash="other=abc123, toy=old")
+    assert "its kernels have changed" in look().note
+    forget()
+    t.put(folders["user"], kernel_hash="other=abc123")  # says nothing of this op
+    assert look().how == "default"

@@ -170,3 +170,25 @@ def test_a_kept_tile_alone_makes_no_table(table: Path) -> None:
     assert report.problems[0].status == "kept"
     assert report.problems[0].held is not None
     assert not table.exists()
+
+
+def test_ops_of_different_files_share_a_header_and_a_users_op_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tilewright.ops.catalog import SPECS
+    from tilewright.tune import refresh
+
+    hashes = {"mmq": "aa", "w4a16": "bb"}
+    known = refresh.running_of
+
+    def running(spec: Any) -> Any:
+        found = known(spec)
+        return replace(found, kernel_hash=hashes.get(spec.name, found.kernel_hash))
+
+    monkeypatch.setattr(refresh, "running_of", running)
+    header = refresh.new_header([SPECS["w4a16"], SPECS["mmq"]], ARCH)
+    assert header.kernel_hash == "mmq=aa, w4a16=bb"
+    assert (header.hash_of("mmq"), header.hash_of("w4a16")) == ("aa", "bb")
+    assert header.hash_of("moe") == ""
+    with pytest.raises(TileError, match="an op of your own by itself"):
+        refresh.new_header([SPECS["mmq"], Machine().spec()], ARCH)

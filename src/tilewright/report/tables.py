@@ -28,11 +28,17 @@ def show_table(title: str, table: TileTable, states: Sequence[str]) -> Table:
     header = table.header
     notes = [
         f"{header.device}, {header.units or 'any number of'} units, {header.compiler}, kernels "
-        f"{header.kernel_hash[:12]}; {header.source}, {header.date}"
+        f"{_short(header.kernel_hash)}; {header.source}, {header.date}"
     ]
     if set(header.valid_for) != {header.arch}:
         notes.append(f"made for {header.arch}, valid for {', '.join(header.valid_for)}")
     return Table(title, _ROWS, rows, notes=[*notes, *header.notes], provenance=asdict(header))
+
+
+def _short(kernel_hash: str) -> str:
+    """The first figures of a hash, or of each op's."""
+    parts = (part.rpartition("=") for part in kernel_hash.split(", "))
+    return ", ".join(f"{name}{equals}{value[:12]}" for name, equals, value in parts)
 
 
 _ROWS = (

@@ -271,7 +271,7 @@ def stale_reason(header: TableHeader, row: TableRow, running: Running) -> str:
     version = header.op_versions.get(op)
     if version != running.op_version:
         return f"op {op} is version {running.op_version}, the row is of {version}"
-    if header.kernel_hash != running.kernel_hash:
+    if header.hash_of(op) != running.kernel_hash:
         return "its kernels have changed"
     then, now = _versions(header.compiler), _versions(running.compiler)
     for name in running.uses.get(row.tile.algorithm, tuple(dict.fromkeys([*then, *now]))):

@@ -63,7 +63,8 @@ class TableHeader:
             that were published and not measured.
         device: the maker's name of the device; for people.
         compiler: compilers and libraries, "numba 0.65.1, llvmlite 0.47.0, torch 2.13.0".
-        kernel_hash: SHA-256 over the kernels' sources.
+        kernel_hash: SHA-256 over the kernels' sources; "mmq=..., w4a16=..." where the ops' kernels
+            are made of different files.
         op_versions: version of each op's meaning.
         date: when it was last written, ISO 8601.
         source: program or publication that made it.
@@ -80,6 +81,13 @@ class TableHeader:
     date: str
     source: str
     notes: tuple[str, ...] = ()
+
+    def hash_of(self, op: str) -> str:
+        """The hash of an op's kernels; empty if the header states those of others only."""
+        if "=" not in self.kernel_hash:
+            return self.kernel_hash
+        pairs = (part.strip().partition("=") for part in self.kernel_hash.split(","))
+        return next((value for name, _, value in pairs if name == op), "")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tilewright import __version__
 from tilewright.errors import TileError, UnsupportedError
+from tilewright.ops.catalog import SPECS
 from tilewright.ops.choose import compiler, running_of
 from tilewright.ops.contract import OpSpec
 from tilewright.tiles.local import local_device
@@ -47,12 +48,12 @@ def new_header(specs: Iterable[OpSpec], arch: str, *, notes: Iterable[str] = ())
     """The header of a table that this process makes on its device of this arch.
 
     Raises:
-        TileError: the ops' kernels have different hashes, so that one header cannot state them.
+        TileError: an op that is not in the catalog beside others: it has a table of its own.
         UnsupportedError: this machine has no such device.
     """
     running = {spec.name: running_of(spec) for spec in specs}
-    hashes = {now.kernel_hash for now in running.values()}
-    if len(hashes) != 1:
+    hashes = {op: now.kernel_hash for op, now in sorted(running.items())}
+    if len(set(hashes.values())) != 1 and not set(hashes) <= set(SPECS):
         raise TileError(
             f"the ops {', '.join(running)} come from different sources; tune an op of your own by "
             "itself, with a table of its own"
@@ -69,12 +70,20 @@ def new_header(specs: Iterable[OpSpec], arch: str, *, notes: Iterable[str] = ())
         units=device.units,
         device=device.name,
         compiler=compiler(),
-        kernel_hash=hashes.pop(),
+        kernel_hash=_joined(hashes),
         op_versions={op: now.op_version for op, now in sorted(running.items())},
         date=_now(),
         source=f"tilewright {__version__}",
         notes=tuple(notes),
     )
+
+
+def _joined(hashes: Mapping[str, str]) -> str:
+    """One text for the hashes of all ops; see `TableHeader.kernel_hash`."""
+    different = set(hashes.values())
+    if len(different) == 1:
+        return different.pop()
+    return ", ".join(f"{op}={value}" for op, value in hashes.items())
 
 
 def existing_table(path: Path, header: TableHeader) -> TileTable:

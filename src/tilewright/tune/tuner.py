@@ -212,7 +212,11 @@ def _arch(problems: Sequence[Problem | Target]) -> str:
 
 def _header(targets: Sequence[Target], specs: Mapping[str, OpSpec]) -> TableHeader:
     ops = dict.fromkeys(target.problem.op for target in targets)
-    return new_header([specs[op] for op in ops], targets[0].problem.arch)
+    arch = targets[0].problem.arch
+    # The rows of the catalog's other ops stay in the table, so the header states their kernels too.
+    others = specs_on(arch) if all(op in SPECS for op in ops) else {}
+    own = {op: specs[op] for op in ops}
+    return new_header({**others, **own}.values(), arch)
 
 
 def _table_path(targets: Sequence[Target], out: Path | None) -> Path:
