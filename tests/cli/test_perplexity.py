@@ -36,7 +36,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def run(model: Any, *arguments: str) -> Result:
         monkeypatch.setattr(
             "tilewright.cli.perplexity.load_model",
-            lambda path, activations: (model, ByteTokenizer(adds_bos=False)),
+            lambda path, activations, device: (model, ByteTokenizer(adds_bos=False)),
         )
         base = ["perplexity", str(tmp_path / "m.gguf"), "--text", str(tmp_path / "t.txt")]
         return CliRunner().invoke(cli, [*base, "-c", "10", *arguments])
