@@ -104,19 +104,41 @@ AMD = Tile.of(
     [
         ("w4a16", {"arch": "gfx"}, TILE, UnsupportedError, "arch is 'gfx'; .* such as gfx1151"),
         ("w4a16", {"arch": "cpu-avx2"}, TILE, UnsupportedError, "arch is 'cpu-avx2'; .* gfx name"),
-        ("mmq", {}, TILE, UnsupportedError, "op is 'mmq'; only w4a16 has kernels for GPUs"),
+        ("moe", {}, TILE, UnsupportedError, "op is 'moe'; of the catalog w4a16, mmq have kernels"),
+        ("mmq", {"group": 0}, TILE, TileError, "mmq/triton triton has the fields"),
         ("w4a16", {}, Tile.of("panel"), TileError, "algorithm is 'panel'; the kernels for GPUs"),
         ("w4a16", {}, TILE, TileError, "w4a16/triton triton has the fields"),
         ("w4a16", {}, Tile.of("hopper"), TileError, "written for the matrix units of sm_90, not"),
         ("w4a16", {"arch": "sm_80"}, AMD, TileError, "breaks rule 'amd: chips'"),
     ],
-    ids=["arch", "cpu", "op", "algorithm", "fields", "hopper", "amd"],
+    ids=["arch", "cpu", "op", "blocks", "algorithm", "fields", "hopper", "amd"],
 )
 def test_what_cannot_be_compiled_is_refused(
     op: str, problem: dict[str, Any], tile: Tile, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         compile_tile(op, replace(PROBLEM, **problem), tile)
+
+
+def test_blocks_are_compiled_like_codes() -> None:
+    done = run_python(
+        """
+from tilewright.isa.survey import survey
+from tilewright.tiles.tile import Problem
+
+problem = Problem("mmq", "", "float16", "Q4_K", "float", 64, 512, 1024, 0)
+(entry,) = survey("mmq", problem, ["gfx1151"])
+found = entry.as_dict()
+print(found["error"], [kernel["matrix"] for kernel in found["kernels"]])
+"""
+    )
+    assert done.stdout.startswith(" ['v_wmma_f32_16x16x16_f16'"), done.stdout + done.stderr
+
+
+def test_part_of_a_block_is_refused() -> None:
+    problem = replace(PROBLEM, op="mmq", weight_type="Q4_K", K=200, group=0)
+    with pytest.raises(UnsupportedError, match="weight type is 'Q4_K', K is 200; .* whole blocks"):
+        compile_tile("mmq", problem, default_tile("mmq", problem))
 
 
 def test_a_group_that_does_not_divide_k_is_refused() -> None:

@@ -60,11 +60,12 @@ class _Group(click.ParamType):
         "tilewright isa --op w4a16 --arch gfx1151 --tile 'triton(block_m=64, block_n=64, "
         "block_k=64)' \\",
         "    --tile 'triton(block_m=64, block_n=64, block_k=64, dequant=scalar)' -o md",
+        "tilewright isa --op mmq --type Q4_K --arch gfx942,sm_90 --m 16",
         "tilewright isa --op w4a16 --arch gfx1151 --rev main --rev .",
         "tilewright isa --spec my_kernel.py:SPEC --arch gfx90a --asm asm/",
     ),
 )
-@click.option("--op", help="An op with kernels for GPUs: w4a16.")
+@click.option("--op", help="An op with kernels for GPUs: w4a16 or mmq.")
 @click.option(
     "--spec",
     metavar="SPEC",
@@ -181,7 +182,7 @@ def _product(options: dict[str, Any]) -> tuple[OpSpec | str, Problem]:
     n, k = options["shape"]
     group = options["group"]
     if group is None:
-        group = 128 if options["spec"] is None else 0
+        group = 128 if spec.name == "w4a16" else 0
     group = -1 if group == k else group
     problem = Problem(
         spec.name, "", options["dtype"], weight_type, "float", options["m"], n, k, group

@@ -16,12 +16,15 @@ import numpy as np
 import torch
 
 from tilewright.errors import TileError, TilewrightError, UnsupportedError
+from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
+from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.pack import family_of, pack_w4_for
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.contract import DTYPES, Case, OpSpec
 from tilewright.ops.cross import Compiled, check_arch, check_triton, cross_compile, target_units
+from tilewright.ops.mmq.triton_space import TRITON_SPACE as MMQ_SPACE
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16 import gpu
 from tilewright.ops.workspace import Workspace
@@ -29,7 +32,7 @@ from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["OPS", "compile_tile", "default_tile", "space_for"]
 
-OPS = ("w4a16",)
+OPS = ("w4a16", "mmq")
 """Ops of the catalog with kernels for GPUs."""
 
 _META = torch.device("meta")
@@ -56,9 +59,11 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
         return _compile_spec(op, problem, tile)
     if op not in OPS:
         raise UnsupportedError(
-            f"op is {op!r}; only {', '.join(OPS)} has kernels for GPUs. A kernel of your own is "
+            f"op is {op!r}; of the catalog {', '.join(OPS)} have kernels for GPUs. A kernel of your own is "
             "compiled through its spec"
         )
+    if op == "mmq":
+        return _compile_mmq(problem, tile)
     space, family = _family_of(tile)
     if family is HopperW4 and family_of(problem.arch) != "hopper":
         raise TileError(
@@ -76,13 +81,32 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
         floats, counters = 0, 0
         if kernel.needs is not None:
             floats, counters = kernel.needs(tile, m, n, k, target_units(_META))
-        scratch = Workspace(
-            _meta((floats,), torch.float32) if floats else None,
-            _meta((counters,), torch.int32) if counters else None,
-        )
-        kernel.launch(x, weight, None, y, tile, scratch)
+        kernel.launch(x, weight, None, y, tile, _scratch(floats, counters))
 
     return cross_compile(launch, problem.arch)
+
+
+def _compile_mmq(problem: Problem, tile: Tile) -> tuple[Compiled, ...]:
+    from tilewright.ops.mmq.triton_gemm import launch_mmq, workspace_mmq
+
+    MMQ_SPACE.check(tile, problem)
+    m, n, k = problem.M, problem.N, problem.K
+    weight = _blocks(problem.weight_type, n, k)
+    check_triton()
+    x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
+
+    def launch() -> None:
+        scratch = _scratch(*workspace_mmq(tile, m, n, k, target_units(_META)))
+        launch_mmq(x, weight, None, y, tile, scratch)
+
+    return cross_compile(launch, problem.arch)
+
+
+def _scratch(floats: int, counters: int) -> Workspace:
+    return Workspace(
+        _meta((floats,), torch.float32) if floats else None,
+        _meta((counters,), torch.int32) if counters else None,
+    )
 
 
 def space_for(op: str | OpSpec, arch: str, tile: Tile | None = None) -> TileSpace | None:
@@ -95,6 +119,8 @@ def space_for(op: str | OpSpec, arch: str, tile: Tile | None = None) -> TileSpac
     """
     if isinstance(op, OpSpec):
         return None if op.space is None else op.space()
+    if op == "mmq":
+        return MMQ_SPACE
     if tile is not None:
         return _family_of(tile)[0]
     return gpu.space_of(HopperW4 if family_of(arch) == "hopper" else WordsW4)
@@ -112,6 +138,8 @@ def default_tile(op: str | OpSpec, problem: Problem) -> Tile:
                 f"op {op.name} has no tile space, so there is no tile to compile; give its spec one"
             )
         return op.space().default(problem)
+    if op == "mmq":
+        return MMQ_SPACE.default(problem)
     hopper = family_of(problem.arch, DTYPES[problem.act_dtype]) == "hopper"
     return gpu.space_of(HopperW4 if hopper else WordsW4).default(problem)
 
@@ -146,6 +174,21 @@ def _weight(problem: Problem, family: type) -> Any:
     name = "hopper" if family is HopperW4 else "words"
     packed = pack_w4_for(codes, act_dtype=dtype, arch=problem.arch, family=name)
     assert isinstance(packed, WordsW4 | HopperW4)
+    return packed.to(_META)
+
+
+@functools.lru_cache(maxsize=4)
+def _blocks(type_name: str, n: int, k: int) -> GpuBlocks:
+    """A weight of GGUF blocks of zeros, repacked for GPUs, without its memory."""
+    block = BLOCK_TYPES.get(type_name)
+    if block is None or k % block.block_size:
+        raise UnsupportedError(
+            f"weight type is {type_name!r}, K is {k}; it must be one of {', '.join(BLOCK_TYPES)}, "
+            "and K whole blocks of it"
+        )
+    raw = np.zeros((n, k // block.block_size * block.block_bytes), np.uint8)
+    packed = pack_blocks_for(raw, type_name, "cpu", "interpreter")
+    assert isinstance(packed, GpuBlocks)
     return packed.to(_META)
 
 
