@@ -9,6 +9,7 @@ from tilewright.device import INTERPRETER, Device, arch_of, cpu_device
 
 __all__ = ["INTERPRETER", "local_device", "local_units"]
 
+
 def local_device(arch: str) -> Device | None:
     """The device of this arch; None if this machine has none.
 
