@@ -59,8 +59,8 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
         return _compile_spec(op, problem, tile)
     if op not in OPS:
         raise UnsupportedError(
-            f"op is {op!r}; of the catalog {', '.join(OPS)} have kernels for GPUs. A kernel of your "
-            "own is compiled through its spec"
+            f"op is {op!r}; of the catalog {', '.join(OPS)} have kernels for GPUs. A kernel of "
+            "your own is compiled through its spec"
         )
     if op == "mmq":
         return _compile_mmq(problem, tile)

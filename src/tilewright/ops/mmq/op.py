@@ -23,7 +23,9 @@ def mmq_gemm(
     tile: Tile | None = None,
     threads: int | None = None,
 ) -> torch.Tensor:
-    """y = x @ W.T + bias, with W in GGUF blocks, on the device of the operands.
+    """y = x @ W.T + bias, with W in GGUF blocks.
+
+    Runs on the device of the operands, and compiles as one operation under `torch.compile`.
 
     Args:
         x: [..., K] float32, float16 or bfloat16, any strides.
@@ -47,6 +49,10 @@ def mmq_gemm(
     Method: the block formats and 8-bit activation rule of ggml; kernels as described in
     `tilewright.ops.cpu` and `tilewright.ops.mmq.triton_gemm`.
     """
+    if torch.compiler.is_compiling():
+        from tilewright.ops.mmq.custom_op import mmq_compiled
+
+        return mmq_compiled(x, weight, bias, activations, tile, threads)
     if isinstance(weight, GpuBlocks):
         return gpu_mmq(x, weight, bias, activations=activations, tile=tile)
     return gemm(

@@ -12,7 +12,7 @@ from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.tiles.tile import Tile
 
-__all__ = ["w4a16_compiled"]
+__all__ = ["tile_from_text", "tile_text", "w4a16_compiled"]
 
 
 @torch.library.custom_op("tilewright::w4a16", mutates_args=())
@@ -42,7 +42,7 @@ def _w4a16(
         weight = WordsW4(words, scales, zeros, n, k, group_size, perm, family)
     return w4a16_gemm(
         x, weight, bias, activations=activations,
-        tile=_tile(tile) if tile else None,
+        tile=tile_from_text(tile) if tile else None,
         threads=threads or None,
     )  # fmt: skip
 
@@ -52,8 +52,13 @@ def _(x, words, scales, zeros, perm, bias, family, n, k, group_size, activations
     return x.new_empty(*x.shape[:-1], n)
 
 
-def _tile(text: str) -> Tile:
-    """A tile from one "name=value" a line: what the compiler's tracer can write."""
+def tile_text(tile: Tile | None) -> str:
+    """A tile as one "name=value" a line, which the compiler's tracer can write; "" for None."""
+    return "" if tile is None else "\n".join([f"{name}={value!r}" for name, value in tile.fields])
+
+
+def tile_from_text(text: str) -> Tile:
+    """The tile of `tile_text`."""
     pairs = [line.split("=", 1) for line in text.split("\n")]
     return Tile.from_mapping({name: ast.literal_eval(value) for name, value in pairs})
 
@@ -72,9 +77,8 @@ def w4a16_compiled(
     else:
         family = "hopper" if isinstance(weight, HopperW4) else weight.order
         words = weight.words
-    text = "" if tile is None else "\n".join([f"{name}={value!r}" for name, value in tile.fields])
     made: torch.Tensor = torch.ops.tilewright.w4a16(
         x, words, weight.scales, weight.zeros, weight.perm, bias, family, weight.N, weight.K,
-        weight.group_size, activations, text, threads or 0,
+        weight.group_size, activations, tile_text(tile), threads or 0,
     )  # fmt: skip
     return made
