@@ -99,7 +99,7 @@ def verify(
     the worst element and the seed that repeats it. Exit code 3 if anything failed.
     """
     used = set_threads(threads)
-    ops = (*_on(ops, device), *specs)
+    ops = (*(_on(ops, device) if ops or not specs else ()), *specs)
     from tilewright.report.provenance import provenance
 
     if gate:
