@@ -188,7 +188,7 @@ def test_a_revision_whose_isa_fails_says_what_it_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--op", "mmq", "--arch", "gfx1151"], "op mmq has kernels for the CPU only"),
+        (["--op", "moe", "--arch", "gfx1151"], "op moe has kernels for the CPU only"),
         (["--op", "gemv", "--arch", "gfx1151"], "op is 'gemv'; the catalog has"),
         (["--op", "w4a16", "--arch", "gfx1151", "--type", "Q4_0"],
          "--type is 'Q4_0'; w4a16 has uint4, uint4b8"),

@@ -230,8 +230,13 @@ def test_threads_are_those_asked_for_or_those_of_a_plain_process(
     if of_parent is not None:
         environment["OMP_NUM_THREADS"] = of_parent
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
     ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()  # it runs: what it was given can be read
         monkeypatch.setattr(fleet_shell.os, "getppid", lambda: parent.pid)
         monkeypatch.setenv("OMP_NUM_THREADS", "64")  # what Ray gives its workers
         fleet_shell.settle_threads(given)
