@@ -8,18 +8,17 @@ import os
 import numpy as np
 import torch
 
-from tilewright.device import cpu_device
+from tilewright.device import INTERPRETER, arch_of
 from tilewright.ops.check import ErrorModel
 from tilewright.ops.contract import Case, Inputs, OpSpec, draw_activations
 from tilewright.ops.space import Planted, Rule, TileSpace
 from tilewright.ops.user_spec import tuned_tile
-from tilewright.ops.w4a16.triton_op import triton_arch
 from tilewright.tiles.tile import Tile
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRET else "cpu")
 TRITON = INTERPRET or DEVICE.type == "cuda"
-ARCH = triton_arch(DEVICE) if TRITON else cpu_device().arch
+ARCH = INTERPRETER if INTERPRET else arch_of(DEVICE)
 WARPS = {"num_warps": (1, 2, 4, 8)} if TRITON else {}
 if TRITON:
     import triton

@@ -6,28 +6,19 @@ import importlib.util
 
 import torch
 
+from tilewright.device import INTERPRETER, arch_of
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
-from tilewright.ops.w4a16.triton_space import INTERPRETER, TRITON_SPACE
-from tilewright.ops.workspace import Workspace
+from tilewright.ops.w4a16.gpu import allocate_and_launch
+from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["OP", "allocate_and_launch", "triton_arch", "w4a16_triton"]
+__all__ = ["OP", "w4a16_triton"]
 
 OP = "w4a16_triton"
 """The op's name in tables: rows of these kernels never meet those of the CPU's w4a16."""
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-
-
-def triton_arch(device: torch.device) -> str:
-    """The arch of a device in tile tables: "sm_90", "gfx1151"; "interpreter" for the CPU."""
-    if device.type == "cpu":
-        return INTERPRETER
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip is not None:
-        return str(properties.gcnArchName).partition(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
 
 
 def _check(x: torch.Tensor, weight: WordsW4, bias: torch.Tensor | None) -> None:
@@ -91,36 +82,12 @@ def w4a16_triton(
     if m == 0 or weight.N == 0:
         return x.new_empty(*x.shape[:-1], weight.N)
     group = -1 if weight.group_size == weight.K else weight.group_size
+    arch = INTERPRETER if x.device.type == "cpu" else arch_of(x.device)
     problem = Problem(
-        OP, triton_arch(x.device), _DTYPES[x.dtype], weight.type_name, "float", m, weight.N,
+        OP, arch, _DTYPES[x.dtype], weight.type_name, "float", m, weight.N,
         weight.K, group,
     )  # fmt: skip
     if tile is None:
         tile = TRITON_SPACE.default(problem)
     TRITON_SPACE.check(tile, problem)
     return allocate_and_launch(x, weight, bias, tile)
-
-
-def allocate_and_launch(
-    x: torch.Tensor,
-    weight: WordsW4,
-    bias: torch.Tensor | None,
-    tile: Tile,
-) -> torch.Tensor:
-    """The last two steps, of valid operands with at least one row and column."""
-    from tilewright.ops.w4a16.triton_gemm import launch_w4a16
-    from tilewright.ops.w4a16.triton_skinny import launch_w4a16_skinny, workspace_skinny
-
-    x2 = x.detach().reshape(-1, weight.K)
-    if weight.perm is not None:
-        x2 = x2.index_select(1, weight.perm)
-    m = x2.shape[0]
-    y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
-    bias = None if bias is None else bias.detach().contiguous()
-    if tile.algorithm == "skinny":
-        floats, _ = workspace_skinny(tile, m, weight.N, weight.K, 1)
-        partials = torch.empty(floats, dtype=torch.float32, device=x.device) if floats else None
-        launch_w4a16_skinny(x2, weight, bias, y, tile, Workspace(partials, None))
-    else:
-        launch_w4a16(x2, weight, bias, y, tile)
-    return y.reshape(*x.shape[:-1], weight.N)

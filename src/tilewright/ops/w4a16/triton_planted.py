@@ -37,7 +37,7 @@ _STATIC = _Static()
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
     """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.w4a16.triton_op import allocate_and_launch
+    from tilewright.ops.w4a16.gpu import allocate_and_launch
 
     x = _STATIC.copy(inputs.x) if tile.planted == "stale-buffer" else inputs.x
     return allocate_and_launch(x, inputs.weight, inputs.bias, tile)

@@ -21,6 +21,7 @@ from tilewright.ops.cases import Shape, ordered
 from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
 from tilewright.ops.space import TileSpace
+from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, on_device
 from tilewright.ops.w4a16.reference import w4a16_rows
 from tilewright.ops.w4a16.spec import SPEC as CPU_SPEC
 from tilewright.ops.w4a16.triton_op import OP, w4a16_triton
@@ -29,9 +30,6 @@ from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 __all__ = ["SPEC", "on_device"]
 
 F64 = npt.NDArray[np.float64]
-
-WEIGHT_UNITS = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff of the weights that are multiplied, by the dtype of x."""
 
 _BATCHES = (1, 5, 16, 17, 33, 63)
 # N and K that fit no tile: K ends within a step, within a word; N within a packed zero point.
@@ -83,12 +81,6 @@ def _device() -> str:
     from tilewright.ops.w4a16.triton_gemm import INTERPRETED
 
     return "cpu" if INTERPRETED else "cuda"
-
-
-def on_device(x: torch.Tensor, device: str) -> torch.Tensor:
-    """A view on another device with its strides and with all that lies around it."""
-    whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
-    return whole.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def _repacked(inputs: Inputs, case: Case) -> Inputs:
