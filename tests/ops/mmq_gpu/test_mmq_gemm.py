@@ -173,7 +173,7 @@ X = torch.zeros(2, 256)
         ({"bias": torch.zeros(39)}, ValueError, "bias has shape [39] and dtype torch.float32"),
         ({"bias": torch.zeros(40, dtype=torch.int32)}, ValueError, "floating point [N=40]"),
         ({"bias": torch.zeros(40, device="meta")}, ValueError, "the bias on meta"),
-        ({"activations": "int8"}, UnsupportedError, "on a GPU activations stay as they are"),
+        ({"activations": "int4"}, ValueError, "use one of ('float', 'int8')"),
         ({"tile": SMALL.replace(block_k=48)}, TileError, "block_k=48 is none of"),
     ],
 )

@@ -1,9 +1,13 @@
-"""mmq on GPUs: validate, choose the tile, allocate, launch."""
+"""mmq on GPUs: validate, choose the tile, allocate, launch.
+
+The tile's algorithm, which comes from a table or from the space's default, says which kernel runs.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,22 +17,37 @@ from tilewright.errors import UnsupportedError
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.mmq.triton_space import TRITON_SPACE
+from tilewright.ops.w4a16.gpu import Kernel
 from tilewright.ops.workspace import workspace
+from tilewright.tiles.local import local_units
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["allocate_and_launch", "gpu_mmq"]
+__all__ = ["allocate_and_launch", "gpu_mmq", "kernel_of"]
 
 OP = "mmq"
+_HERE = "tilewright.ops.mmq"
+_ACTIVATIONS = ("float", "int8")
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+_KERNELS = {
+    "triton": ("triton_gemm", "launch_mmq", "workspace_mmq"),
+}
+"""By algorithm: module, launcher, and the function that says what workspace a tile needs."""
+
+
+@functools.cache
+def kernel_of(algorithm: str) -> Kernel:
+    """The launcher of an algorithm; its module is imported when first asked for."""
+    module, launch, needs = _KERNELS[algorithm]
+    found = import_module(f"{_HERE}.{module}")
+    return Kernel(getattr(found, launch), getattr(found, needs))
 
 
 def _check(x: Any, weight: GpuBlocks, bias: Any, activations: str) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{OP}: x is {type(x).__name__}; pass a torch.Tensor [..., K]")
-    if activations != "float":
-        raise UnsupportedError(
-            f"{OP}: activations={activations!r}; on a GPU activations stay as they are: 'float'"
-        )
+    if activations not in _ACTIVATIONS:
+        raise ValueError(f"{OP}: activations={activations!r}; use one of {_ACTIVATIONS}")
     if x.dtype not in _NAMES:
         raise UnsupportedError(
             f"{OP}: x has dtype {x.dtype}; it must be float32, float16 or bfloat16 - cast it"
@@ -73,7 +92,7 @@ def gpu_mmq(
         return x.new_empty(*x.shape[:-1], weight.N)
     arch = INTERPRETER if x.device.type == "cpu" else arch_of(x.device)
     problem = Problem(
-        OP, arch, _NAMES[x.dtype], weight.type_name, "float", m, weight.N, weight.K, 0
+        OP, arch, _NAMES[x.dtype], weight.type_name, activations, m, weight.N, weight.K, 0
     )
     if tile is None:
         tile = choose_tile(problem, TRITON_SPACE).tile
@@ -89,11 +108,12 @@ def allocate_and_launch(
     tile: Tile,
 ) -> torch.Tensor:
     """The last two steps, of valid operands with at least one row and column."""
-    from tilewright.ops.mmq.triton_gemm import launch_mmq, workspace_mmq
-
     x2 = x.detach().reshape(-1, weight.K)
     m = x2.shape[0]
-    space = workspace(x.device, *workspace_mmq(tile, m, weight.N, weight.K, 1))
+    kernel = kernel_of(tile.algorithm)
+    units = local_units(INTERPRETER if x.device.type == "cpu" else arch_of(x.device)) or 1
+    needs = (0, 0) if kernel.needs is None else kernel.needs(tile, m, weight.N, weight.K, units)
+    space = workspace(x.device, *needs)
     y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
-    launch_mmq(x2, weight, None if bias is None else bias.detach().contiguous(), y, tile, space)
+    kernel.launch(x2, weight, None if bias is None else bias.detach().contiguous(), y, tile, space)
     return y.reshape(*x.shape[:-1], weight.N)

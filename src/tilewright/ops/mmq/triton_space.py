@@ -81,7 +81,7 @@ def _pipelines(tile: Tile, problem: Problem) -> bool:
     )  # fmt: skip
 
 
-RULES = (
+_TRITON_RULES = (
     Rule(
         "whole sub-blocks",
         "a step takes whole sub-blocks of 16 or 32 columns and whole words of every plane, and "
@@ -119,6 +119,17 @@ RULES = (
         _pipelines,
     ),
 )
+
+
+def _only(algorithm: str, rule: Rule) -> Rule:
+    """The rule for the tiles of one algorithm; every other tile obeys it."""
+    return Rule(
+        rule.name, rule.why,
+        lambda tile, problem: tile.algorithm != algorithm or rule.holds(tile, problem),
+    )  # fmt: skip
+
+
+RULES = tuple(_only("triton", rule) for rule in _TRITON_RULES)
 
 
 def _tile(
