@@ -66,7 +66,7 @@ same packed bytes sees these, which is why every weight type is verified on both
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +81,7 @@ __all__ = [
     "WeightRows",
     "activation_variance",
     "check_output",
+    "half_ulp",
     "product_sigma",
 ]
 
@@ -134,6 +135,8 @@ class ErrorModel:
             `sigma` with it, where all of them would take too long; None for all. The result as a
             whole is still held to its shape, and to be finite.
         of: columns of the whole result, where `columns` is given.
+        rounding: float64, shape of `sigma`: half a unit in the last place to which a result was
+            rounded before it was written as `out_dtype`; None where nothing else rounds it.
     """
 
     sigma: F64
@@ -142,6 +145,7 @@ class ErrorModel:
     safety: float = SAFETY
     columns: npt.NDArray[np.int64] | None = None
     of: int = 0
+    rounding: F64 | None = None
 
 
 @dataclass(frozen=True)
@@ -266,6 +270,8 @@ def check_output(y: torch.Tensor, ref: npt.ArrayLike, model: ErrorModel) -> Chec
     got = flat.to("cpu", torch.float64).numpy()
     want = want.reshape(got.shape)
     sigma = np.broadcast_to(model.sigma, np.shape(ref)).reshape(want.shape)
+    if model.rounding is not None:
+        model = replace(model, rounding=model.rounding.reshape(want.shape))
     return _judge(got, want, sigma, model)
 
 
@@ -274,6 +280,8 @@ def _judge(got: F64, want: F64, sigma: F64, model: ErrorModel) -> CheckResult:
     error = got - want
     noise = model.safety * sigma
     half_ulp = _half_ulp(np.abs(want) + noise, model.out_dtype)
+    if model.rounding is not None:
+        half_ulp = half_ulp + model.rounding
     limit = noise + half_ulp
     ratios = np.abs(error) / limit
     at = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
@@ -355,6 +363,11 @@ def _require_representable(want: F64, model: ErrorModel) -> None:
                 f"the oracle's result reaches {top:.4g}, {model.out_dtype} holds up to {most:.4g}; "
                 "scale the case's operands down"
             )
+
+
+def half_ulp(value: F64, dtype: torch.dtype) -> F64:
+    """Half the distance between the numbers of `dtype` around each value."""
+    return _half_ulp(np.abs(value), dtype)
 
 
 def _half_ulp(value: F64, dtype: torch.dtype) -> F64:

@@ -46,12 +46,15 @@ __all__ = [
     "DTYPES",
     "FLAGS",
     "ROUTINGS",
+    "SCAN_FLAGS",
     "Case",
     "Corruption",
     "Inputs",
     "OpSpec",
+    "Results",
     "draw_activations",
     "draw_bias",
+    "joined",
     "rng_for",
     "spec_arch",
 ]
@@ -72,6 +75,20 @@ FLAGS = {
 }
 """What a case may ask for beyond its shape."""
 
+SCAN_FLAGS = {
+    "packed": "sequences of many lengths, 0 and 1 among them, lie one behind the other",
+    "initial": "sequences begin with a state",
+    "plain": "no skip, no bias, and dt as it is",
+    "gate": "the result is multiplied with silu(z)",
+    "wide-skip": "the skip has a factor for each channel, not for each head",
+    "limit": "dt is clamped to a range on both sides",
+    "strong": "states decay within a token",
+    "weak": "states hardly decay",
+    "threshold": "dt lies around 20, where softplus becomes the identity",
+    "silu": "the result goes through silu",
+}
+"""What a case of an op over sequences may ask for as well."""
+
 ROUTINGS = {
     "even": "every row chooses different experts at random",
     "hot": "one expert is the first choice of every row",
@@ -83,6 +100,7 @@ ROUTINGS = {
 _GUARD = 64
 _OUTLIERS = 3
 _LARGEST = 6.2e4
+_GROUPS_OF_HEADS = ("ssd",)  # ops whose group counts heads, not values of K
 
 
 @dataclass(frozen=True)
@@ -100,10 +118,12 @@ class Case:
         M, N, K: rows of x, rows of W, columns of both.
         group: values that share one scale, -1 for all of K; 0 when the weight type fixes it.
         activations: "float" or "int8".
-        flags: keys of FLAGS, sorted.
+        flags: keys of FLAGS and SCAN_FLAGS, sorted.
         experts: matrices [N, K] of a mixture; 0 for an op that has one.
         top_k: experts that each row of x is multiplied with; y is [M, top_k, N].
         routing: a key of ROUTINGS: how rows choose their experts.
+        sequences: that the M rows are tokens of, for an op over sequences: 0 for one (or, packed,
+            for a few).
     """
 
     op: str
@@ -118,15 +138,16 @@ class Case:
     experts: int = 0
     top_k: int = 0
     routing: str = "even"
+    sequences: int = 0
 
     def __post_init__(self) -> None:
         if self.act_dtype not in DTYPES:
             raise ValueError(f"act_dtype is {self.act_dtype!r}; it must be one of {list(DTYPES)}")
         if self.activations not in ("float", "int8"):
             raise ValueError(f"activations is {self.activations!r}; it must be 'float' or 'int8'")
-        unknown = sorted(set(self.flags) - set(FLAGS))
+        unknown = sorted(set(self.flags) - set(FLAGS) - set(SCAN_FLAGS))
         if unknown:
-            raise ValueError(f"flags hold {unknown}; a case knows {list(FLAGS)}")
+            raise ValueError(f"flags hold {unknown}; a case knows {[*FLAGS, *SCAN_FLAGS]}")
         if self.M < 0 or self.N < 1 or self.K < 1:
             raise ValueError(f"M, N, K are {self.M}, {self.N}, {self.K}; M >= 0, N and K >= 1")
         if self.routing not in ROUTINGS:
@@ -135,6 +156,8 @@ class Case:
             raise ValueError(
                 f"experts, top_k are {self.experts}, {self.top_k}; both positive, or both 0"
             )
+        if self.sequences < 0:
+            raise ValueError(f"sequences is {self.sequences}; it must be at least 0")
         object.__setattr__(self, "flags", tuple(sorted(set(self.flags))))
 
     @property
@@ -142,11 +165,13 @@ class Case:
         """Such as "Q4_1-M17-N97-K576-fp16-int8-bias-strided" or, of a mixture of experts,
         "Q4_K-E8-top2-M17-N97-K512-fp32-hot": unique within an op."""
         group = {0: [], -1: ["gK"]}.get(self.group, [f"g{self.group}"])
+        several = [f"S{self.sequences}"] if self.sequences else []
         path = [] if self.activations == "float" else [self.activations]
         mixture = [f"E{self.experts}", f"top{self.top_k}"] if self.experts else []
         shape = [f"M{self.M}", f"N{self.N}", f"K{self.K}", _SHORT[self.act_dtype]]
         routing = [] if self.routing == "even" else [self.routing]
-        return "-".join([self.weight_type, *group, *mixture, *shape, *path, *routing, *self.flags])
+        path += routing
+        return "-".join([self.weight_type, *group, *mixture, *several, *shape, *path, *self.flags])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -163,7 +188,8 @@ class Case:
     def problem(self, arch: str) -> Problem:
         """The product as a tile table of `arch` sees it; a group of all K values is -1 there, and
         M counts the rows of all experts."""
-        group = -1 if self.group == self.K else self.group
+        whole = self.group == self.K and self.op not in _GROUPS_OF_HEADS
+        group = -1 if whole else self.group
         return Problem(
             self.op, arch, self.act_dtype, self.weight_type, self.activations,
             self.M * (self.top_k or 1), self.N, self.K, group,
@@ -176,7 +202,7 @@ class Inputs:
 
     Attributes:
         case: the case they were drawn for.
-        x: [..., K] of the case's dtype; M rows in all.
+        x: [..., K] of the case's dtype; M rows in all. Of an op that is no product, any shape.
         source: what the oracle reads beside x: codes and scales, in the op's own class; None for
             an op without weights.
         weight: what the kernel reads, packed from `source` for the device of x.
@@ -190,15 +216,33 @@ class Inputs:
     bias: torch.Tensor | None = None
 
     def x64(self) -> npt.NDArray[np.float64]:
-        """x as float64 [M, K]."""
+        """x as float64, its dimensions but the last joined: [M, K] of a product."""
         x = self.x.detach().to("cpu", torch.float64).numpy()
-        return np.ascontiguousarray(x.reshape(self.case.M, self.case.K))
+        return np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
 
     def bias64(self) -> npt.NDArray[np.float64] | None:
         """The bias as float64 [N], or None."""
         if self.bias is None:
             return None
         return np.asarray(self.bias.detach().to("cpu", torch.float64).numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Several tensors that one launch returns. They are timed as they are and judged as one.
+
+    Attributes:
+        parts: the tensors.
+        join: parts -> one tensor, of the shape and dtype of the oracle's result.
+    """
+
+    parts: tuple[torch.Tensor, ...]
+    join: Callable[..., torch.Tensor]
+
+
+def joined(made: Any) -> Any:
+    """What of a run's result is held to the oracle: a tensor itself, or `Results` as one."""
+    return made.join(*made.parts) if isinstance(made, Results) else made
 
 
 Corruption = Callable[[Inputs], Inputs | None]
@@ -219,8 +263,8 @@ class OpSpec:
         make_inputs: (case, seed) -> Inputs. Same arguments, same numbers, in any process.
         reference: Inputs -> the exact result, float64 numpy array of y's shape, from `source`.
         error_model: (Inputs, the exact result) -> what a right result may differ by.
-        run: (Inputs, tile=None, threads=None) -> y; tile None lets the op choose as it does
-            for its users.
+        run: (Inputs, tile=None, threads=None) -> y, or `Results`; tile None lets the op choose as
+            it does for its users.
         flops: floating-point operations of a Problem, an fma counted as two.
         bytes: bytes a Problem must move at least: packed weight, x, y.
         corruptions: negative controls by name; none for an op without weights.
@@ -233,6 +277,8 @@ class OpSpec:
             `tilewright.tiles.table.Running` keeps them; empty for all.
         devices: (arch, None for the one at hand) -> the same op on another kind of device ("cuda",
             "interpreter"): its operands, tiles and sources, with this op's name and meaning.
+        fit: a case of any M, N and K -> the nearest one that the op can have. Those who vary the
+            shape of a case call it.
     """
 
     name: str
@@ -243,7 +289,7 @@ class OpSpec:
     make_inputs: Callable[[Case, int], Inputs]
     reference: Callable[[Inputs], npt.NDArray[np.float64]]
     error_model: Callable[[Inputs, npt.NDArray[np.float64]], ErrorModel]
-    run: Callable[..., torch.Tensor]
+    run: Callable[..., torch.Tensor | Results]
     flops: Callable[[Problem], float]
     bytes: Callable[[Problem], float]
     corruptions: Mapping[str, Corruption] = field(default_factory=dict)
@@ -253,6 +299,7 @@ class OpSpec:
     arch: Callable[[], str] | None = None
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     devices: Mapping[str, Callable[[str | None], OpSpec]] = field(default_factory=dict)
+    fit: Callable[[Case], Case] = lambda case: case
     _by_id: dict[str, Case] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -280,7 +327,7 @@ class OpSpec:
         """
         return self.devices[kind](arch) if kind in self.devices else self
 
-    def with_run(self, run: Callable[..., torch.Tensor]) -> OpSpec:
+    def with_run(self, run: Callable[..., torch.Tensor | Results]) -> OpSpec:
         """The same op computed by another function: a kernel under development, a test's own."""
         return replace(self, run=run)
 

@@ -32,7 +32,7 @@ from types import MappingProxyType
 import torch
 
 from tilewright.errors import GateError
-from tilewright.ops.contract import Case, Inputs, OpSpec, spec_arch
+from tilewright.ops.contract import Case, Inputs, OpSpec, Results, spec_arch
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 from tilewright.tune.gate_memory import Guards, Snapshot
@@ -211,7 +211,7 @@ def watch(inputs: Inputs) -> Inputs:
 def recheck(
     spec: OpSpec,
     inputs: Inputs,
-    outputs: torch.Tensor | Sequence[torch.Tensor],
+    outputs: torch.Tensor | Results | Sequence[torch.Tensor | Results],
     *,
     tile: Tile | None = None,
     threads: int | None = None,
@@ -234,7 +234,7 @@ def recheck(
         ValueError: `inputs` were not watched, or there are no outputs.
     """
     pristine: Snapshot | None = inputs.__dict__.get("_watched")
-    results = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    results = [outputs] if isinstance(outputs, torch.Tensor | Results) else list(outputs)
     if pristine is None:
         raise ValueError(
             f"inputs of {inputs.case.id} were not watched, so that what they held before timing is "

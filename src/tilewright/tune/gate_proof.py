@@ -185,7 +185,7 @@ def _defaults(spec: OpSpec) -> Iterator[tuple[Tile, Case]]:
         return
     arch = spec_arch(spec)
     for several in control_cases(spec):
-        for case in (replace(several, M=1), several):
+        for case in (spec.fit(replace(several, M=1)), several):
             yield spec.space().default(case.problem(arch)), case
 
 

@@ -21,7 +21,7 @@ _MOST_K = 8192
 _LONG = 256
 _MOST = 4096  # a larger number of a tile is no piece that a small product could straddle
 _MOST_ROWS = 64  # of a piece that is guessed: fewer rows than a piece are ragged too
-_FLAGS = (("bias", "strided"), ("outliers",), ("transposed",))
+_FLAGS = (("bias", "strided"), ("outliers",), ("transposed",), ("packed", "initial"))
 
 
 def ragged_cases(spec: OpSpec, tile: Tile, case: Case, *, arch: str | None = None) -> list[Case]:
@@ -61,6 +61,7 @@ def ragged_cases(spec: OpSpec, tile: Tile, case: Case, *, arch: str | None = Non
                 more.discard("outliers")  # few large weights on them could overflow the output
             columns = depth if square else columns
             ragged = replace(case, M=rows, N=columns, K=depth, flags=tuple({*kept, *more}))
+            ragged = spec.fit(ragged)
             found[ragged.id] = ragged
     found.pop(case.id, None)
     return [c for c in found.values() if _legal(spec, tile, case, c, arch)]

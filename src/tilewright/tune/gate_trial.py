@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tilewright.ops.check import CheckResult, ErrorModel, check_output
-from tilewright.ops.contract import Case, Inputs, OpSpec
+from tilewright.ops.contract import Case, Inputs, OpSpec, Results, joined
 from tilewright.tiles.tile import Tile
 from tilewright.tune.gate_memory import Guards, Snapshot, operand_bytes, rehoused
 
@@ -158,6 +158,7 @@ class Trial:
         try:
             with guards:
                 y = self.spec.run(inputs, tile=self.tile, threads=self.threads)
+            y = joined(y)
             if not isinstance(y, torch.Tensor):
                 raise TypeError(f"the op returned a {type(y).__name__}; it must return a tensor")
             y = y.detach().clone()
@@ -174,12 +175,13 @@ class Trial:
         return y
 
     def compare(
-        self, y: torch.Tensor, operands: Operands, check: str | None = None, when: str = ""
+        self, y: torch.Tensor | Results, operands: Operands, check: str | None = None,
+        when: str = "",
     ) -> None:
         if operands.ref is None or operands.model is None:
             return
         try:
-            found = check_output(y, operands.ref, operands.model)
+            found = check_output(joined(y), operands.ref, operands.model)
         except ValueError as error:
             raise Rejected("oracle", f"its oracle failed: {error}") from error
         self.nmse = max(self.nmse, found.nmse)
@@ -229,7 +231,7 @@ class Trial:
         def launch() -> bool:
             with guards:
                 y = self.spec.run(inputs, tile=self.tile, threads=self.threads)
-            return bool(torch.isfinite(y).all())
+            return bool(torch.isfinite(joined(y)).all())
 
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="gate") as pool:

@@ -22,7 +22,7 @@ import torch
 
 from tilewright.errors import UnsupportedError
 from tilewright.ops.check import CheckResult, ErrorModel, check_output
-from tilewright.ops.contract import Case, Inputs, OpSpec, rng_for
+from tilewright.ops.contract import Case, Inputs, OpSpec, joined, rng_for
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = [
@@ -43,6 +43,7 @@ MODEL_BATCHES = (1, 5, 16, 17, 63)
 _LARGE_WEIGHT = 1 << 26  # values of W beyond which only batches up to _LARGE_BATCH are run
 _LARGE_BATCH = 17
 _ZEROED = 0.0005
+_GROUPED = ("w4a16", "ssd")  # ops of which a problem's group is part of the case
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def _run_and_check(
     inputs = prepared.inputs
     before = inputs.x.clone()
     try:
-        y = spec.run(inputs, tile=tile, threads=threads)
+        y = joined(spec.run(inputs, tile=tile, threads=threads))
         if not isinstance(y, torch.Tensor):
             raise TypeError(f"the op returned a {type(y).__name__}; it must return a tensor")
         result = check_output(y, prepared.ref, prepared.model)
@@ -338,7 +339,7 @@ def problems_to_cases(
         for m in (m for m in batches if m <= _LARGE_BATCH or not large):
             case = Case(
                 problem.op, problem.weight_type, problem.act_dtype, m, problem.N, problem.K,
-                problem.group if problem.op == "w4a16" else 0, problem.activations,
+                problem.group if problem.op in _GROUPED else 0, problem.activations,
             )  # fmt: skip
             found.setdefault(problem.op, {})[case.id] = case
     if not found:
@@ -410,7 +411,7 @@ def _controls(spec: OpSpec, case: Case, seed: int, threads: int | None) -> Itera
     effect = _effect(exact, prepared)
     zeroing = spec.with_run(
         lambda inputs, tile=None, threads=None: _zero_some(
-            spec.run(inputs, tile=tile, threads=threads), case, seed
+            joined(spec.run(inputs, tile=tile, threads=threads)), case, seed
         )
     )
     yield _control(
