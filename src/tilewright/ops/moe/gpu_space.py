@@ -1,0 +1,199 @@
+"""The tile space of moe on GPUs: sorted products on matrix units, and few slots without sorting.
+
+    "triton"  `triton_gemm`: block_m slots of one expert at a time, block_n rows of its weight.
+    "gemv"    `triton_gemv`: one slot at a time, block_n rows.
+
+A problem's M counts the slots of all experts. Which height a tile should have depends on how many
+an expert has of them, so `default_tile` takes the number of experts; a table's row was tuned with
+the experts of its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tilewright.layout.blocks import BLOCK_FORMS
+from tilewright.ops.cross import warp_size
+from tilewright.ops.moe.gpu_planted import PLANTED
+from tilewright.ops.space import Rule, TileSpace
+from tilewright.ops.w4a16.triton_space import smem_limit_bytes
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["MOE_SPACE", "default_tile", "smem_bytes"]
+
+_GEMV_SLOTS = 65535
+_FEW = 16  # slots up to which "gemv" is the default
+_USUAL_EXPERTS = 64
+_ENOUGH = 512  # programs that keep a GPU's memory busy
+
+
+def _itemsize(problem: Problem) -> int:
+    return 4 if problem.act_dtype == "float32" else 2
+
+
+def _bits(weight_type: str) -> tuple[int, int, int]:
+    """Bits of the low plane, of both planes as they are loaded, and columns of a scale."""
+    form = BLOCK_FORMS.get(weight_type)
+    if form is None:
+        return (32, 32, 32) if weight_type == "dense" else (4, 4, 32)
+    low = form.low.bits
+    return low, low * (2 if form.high is not None else 1), form.sub
+
+
+def smem_bytes(tile: Tile, problem: Problem) -> int:
+    """An upper bound of the shared memory that a "triton" tile makes the compiler allot: the
+    weights of a step once, x and the words and scales of the steps ahead; or the outputs on their
+    way."""
+    _, bits, sub = _bits(problem.weight_type)
+    size = _itemsize(problem)
+    w = tile.block_n * tile.block_k * size
+    x = tile.block_m * tile.block_k * size
+    words = tile.block_n * tile.block_k * bits // 8
+    scales = 8 * tile.block_n * max(1, tile.block_k // sub)
+    loop = w + tile.num_stages * x + (tile.num_stages - 1) * (words + scales)
+    return int(max(loop, 4 * tile.block_m * tile.block_n))
+
+
+def _sorted(tile: Tile) -> bool:
+    return bool(tile.algorithm == "triton")
+
+
+def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
+    limit = smem_limit_bytes(problem.arch)
+    return not _sorted(tile) or limit is None or smem_bytes(tile, problem) <= limit
+
+
+def _fits_registers(tile: Tile, problem: Problem) -> bool:
+    threads = tile.num_warps * warp_size(problem.arch)
+    weights = tile.block_n * tile.block_k // threads
+    if not _sorted(tile):
+        return bool(4 <= weights <= 32)
+    sums = tile.block_m * tile.block_n // threads
+    x = tile.block_m * tile.block_k // threads
+    rdna = problem.arch.startswith("gfx1")
+    if problem.act_dtype == "float32":
+        return bool(sums <= (16 if rdna else 32) and weights <= 16 and x <= 16)
+    return bool(sums <= 64 and weights <= 64 and x <= (32 if rdna else 64))
+
+
+def _loads_ahead(tile: Tile, problem: Problem) -> bool:
+    return bool(not problem.arch.startswith("gfx1") or tile.num_stages == 1)
+
+
+def _whole_groups(tile: Tile, problem: Problem) -> bool:
+    group = problem.group
+    return group in (0, -1, problem.K) or not (group % tile.block_k and tile.block_k % group)
+
+
+def _few_slots(tile: Tile, problem: Problem) -> bool:
+    return bool(_sorted(tile) or problem.M <= _GEMV_SLOTS)
+
+
+RULES = (
+    Rule(
+        "whole groups",
+        "a step lies within one group of 4-bit codes, or takes whole groups: one of block_k and "
+        "the group size divides the other, unless a row is one group",
+        _whole_groups,
+    ),
+    Rule(
+        "few slots",
+        "gemv has a program for every slot in a dimension of the grid that ends at 65535, and "
+        "reads an expert's weight once for each of its slots",
+        _few_slots,
+    ),
+    Rule(
+        "shared memory",
+        "the tiles of x and w and the loads ahead must fit what one program may allot",
+        _fits_shared_memory,
+    ),
+    Rule(
+        "registers",
+        "what a thread holds of sums, of weights in the making and of x must fit its registers: 64 "
+        "numbers of each where weights have 16 bits, on RDNA 32 of x; 32, 16 and 16 in float32, on "
+        "RDNA 16 sums. In gemv 4 to 32 sums",
+        _fits_registers,
+    ),
+    Rule(
+        "loads ahead",
+        "on RDNA loads ahead stay in registers, and types with many scales spill: num_stages is 1",
+        _loads_ahead,
+    ),
+)
+
+
+def _tile(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int) -> Tile:
+    return Tile.of(
+        "triton", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=num_warps,
+        num_stages=num_stages, group_m=8,
+    )  # fmt: skip
+
+
+def _gemv(block_n: int, block_k: int, num_warps: int, num_stages: int) -> Tile:
+    return Tile.of(
+        "gemv", block_n=block_n, block_k=block_k, num_warps=num_warps, num_stages=num_stages
+    )
+
+
+def _choices(problem: Problem, experts: int) -> Iterator[Tile]:
+    """Tiles for `problem`, the best first; one of them at least obeys the rules."""
+    half, amd = problem.act_dtype != "float32", problem.arch.startswith("gfx")
+    if problem.M <= _FEW:
+        for block_n in (16, 8):
+            if problem.M * problem.N >= _ENOUGH * block_n or block_n == 8:
+                for block_k in (256, 128, 64, 32):
+                    yield _gemv(block_n, block_k, 4, 1)
+    rows = -(-problem.M // min(experts, problem.M))  # of an expert, if all have as many
+    heights = [m for m in (16, 32, 64) if m >= rows * 1.25] or [128]
+    if amd or not half:
+        yield _tile(min(heights[0], 64), 64, 32, 4, 1)
+        yield _tile(min(heights[0], 32), 32, 32, 4, 1)
+    else:
+        for block_m in heights:
+            yield _tile(block_m, 64, 64, 4, 3)
+        yield _tile(heights[0], 64, 32, 4, 2)
+    yield _tile(16, 32, 32, 4, 1)
+
+
+def default_tile(problem: Problem, experts: int) -> Tile:
+    """The tile of a problem that no table has, where there are so many experts."""
+    return next(
+        tile
+        for tile in _choices(problem, experts)
+        if all(rule.holds(tile, problem) for rule in RULES)
+    )
+
+
+def _default(problem: Problem) -> Tile:
+    return default_tile(problem, _USUAL_EXPERTS)
+
+
+def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
+    rows = {"M": (tile.block_m,)} if _sorted(tile) else {"M": (1,)}
+    return {**rows, "N": (tile.block_n,), "K": (tile.block_k,)}
+
+
+MOE_SPACE = TileSpace(
+    name="moe/triton",
+    fields={
+        "triton": {
+            "block_m": (16, 32, 64, 128),
+            "block_n": (32, 64, 128),
+            "block_k": (32, 64, 128, 256),
+            "num_warps": (2, 4, 8),
+            "num_stages": (1, 2, 3, 4, 5),
+            "group_m": (1, 4, 8),
+        },
+        "gemv": {
+            "block_n": (4, 8, 16, 32),
+            "block_k": (32, 64, 128, 256, 512),
+            "num_warps": (1, 2, 4, 8),
+            "num_stages": (1, 2, 3, 4),
+        },
+    },
+    rules=RULES,
+    default=_default,
+    extents=_extents,
+    planted=PLANTED,
+)
+"""The tiles of both algorithms, for every GPU and the interpreter."""

@@ -1,0 +1,186 @@
+"""What the Triton kernels of moe share: a step's weights of one expert, and activations.
+
+The weight of an expert lies as `tilewright.layout.experts` says, which is as one matrix of
+`tilewright.layout.blocks` or of `tilewright.layout.triton` lies. `weight_tile` loads a step of it
+and dequantizes, by `tilewright.ops.mmq.triton_parts` where it is of a GGUF type; integers come
+first, and what is rounded is rounded once, to the dtype of the product. A dense tensor is read as
+one whose words are its numbers.
+
+Rows of a fused product are half gate and half up: row r of BLOCK_N is row ``r % H`` of the tile's H
+rows of gate where ``r < H``, else of up, H = BLOCK_N / 2. One dot serves both.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.blocks import GpuBlocks
+from tilewright.layout.experts import GpuExperts
+from tilewright.ops.mmq.triton_parts import codes_of, scales_of, weights_of
+from tilewright.ops.w4a16.triton_parts import bfloat16_bits, operand, to_float32
+
+__all__ = ["ACTIVATIONS", "operands"]
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""What may stand between gate and up, by transformers' names, as the kernels call it."""
+
+
+@triton.jit
+def rows_of(pid_n, N, BLOCK_N: tl.constexpr, FUSED: tl.constexpr, EVEN_N: tl.constexpr):
+    """The rows of the weight that a tile reads, [BLOCK_N]; past the end, the last one again."""
+    r = tl.arange(0, BLOCK_N)
+    if FUSED:
+        H: tl.constexpr = BLOCK_N // 2
+        n = pid_n * H + r % H
+        if not EVEN_N:
+            n = tl.minimum(n, N - 1)
+        return (r // H) * N + n
+    else:
+        n = pid_n * BLOCK_N + r
+        if not EVEN_N:
+            n = tl.minimum(n, N - 1)
+        return n
+
+
+@triton.jit
+def group_scales(
+    s_ptrs, z_ptrs, row_n, group, groups, stride_sb, stride_zb,
+    ZEROS: tl.constexpr, EVEN_K: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Scale float32 and zero point int32 of some groups of 4-bit codes of each row, [N, S]."""
+    at = group[None, :]
+    mask = None if EVEN_K else at < groups
+    other = None if EVEN_K else 0
+    scale = to_float32(tl.load(s_ptrs + at * stride_sb, mask=mask, other=other), INTERPRET)
+    zero = tl.full(scale.shape, 8, tl.int32)
+    if ZEROS:
+        words = tl.load(z_ptrs + at * stride_zb, mask=mask, other=other)
+        zero = (words >> (4 * (row_n % 8))[:, None]) & 15
+    return scale, zero
+
+
+@triton.jit
+def weight_tile(
+    low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, row_n, k, K, group,
+    stride_sb, stride_mb, stride_tb,
+    dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CODES: tl.constexpr,
+    OFFSET: tl.constexpr, SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr,
+    SUB_OFFSET: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """The weights of BLOCK_K columns from `k` on, `dtype` [N, BLOCK_K].
+
+    Args:
+        low_ptrs: of the words of the first step, [N, BLOCK_K * LOW / 32].
+        high_ptrs, s_ptrs, m_ptrs, t_ptrs: of the rows of the other tensors, [N, 1].
+        row_n: the rows, [N]: a word of zero points serves eight.
+        group: columns of a scale, of 4-bit codes.
+    """
+    COLUMNS: tl.constexpr = 32 // LOW  # of a word
+    offs_w = tl.arange(0, BLOCK_K // COLUMNS)
+    word = k // COLUMNS
+    mask = None
+    other = None
+    if not EVEN_K:
+        mask = (offs_w * COLUMNS < K - k)[None, :]
+        other = 0
+    low = tl.load(low_ptrs + word, mask=mask, other=other)
+    high = low
+    if HIGH > 0:
+        WORDS: tl.constexpr = LOW // HIGH  # of low that a word of high serves
+        high = tl.load(high_ptrs + ((word + offs_w) // WORDS)[None, :], mask=mask, other=other)
+        high = high >> (HIGH * (16 // LOW) * (offs_w % WORDS))[None, :]
+    if SCALING == "dense":
+        return operand(to_float32(low, INTERPRET), dtype, INTERPRET)
+    code = codes_of(low, high, LOW, HIGH, CODES, OFFSET)
+    sub = tl.arange(0, BLOCK_K // SUB)
+    if SCALING == "group":
+        N: tl.constexpr = code.shape[0]
+        scale, zero = group_scales(
+            s_ptrs, m_ptrs, row_n, (k + sub * SUB) // group, tl.cdiv(K, group), stride_sb,
+            stride_mb, MINIMUMS, EVEN_K, INTERPRET,
+        )  # fmt: skip
+        code = (code.reshape(N, BLOCK_K // SUB, SUB) - zero[:, :, None]).reshape(N, BLOCK_K)
+        return weights_of(code, scale, scale, dtype, False, SUB, INTERPRET)
+    else:
+        scale, minimum = scales_of(
+            s_ptrs, m_ptrs, t_ptrs, k // SUB + sub, K // SUB, stride_sb, stride_mb, stride_tb,
+            SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, BLOCK, EVEN_K, "",
+        )  # fmt: skip
+        return weights_of(code, scale, minimum, dtype, MINIMUMS, SUB, INTERPRET)
+
+
+@triton.jit
+def activated(gate, up, ACT: tl.constexpr):
+    """act(gate) * up, float32."""
+    if ACT == "silu":
+        return gate * tl.sigmoid(gate) * up
+    elif ACT == "gelu":
+        return 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476)) * up
+    else:  # gelu, by its tanh form: 0.5 (1 + tanh(u)) = sigmoid(2 u)
+        u = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        return gate * tl.sigmoid(2 * u) * up
+
+
+@triton.jit
+def store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
+    """float32 rounded once to the dtype of y."""
+    dtype: tl.constexpr = y_ptrs.dtype.element_ty
+    if INTERPRET and dtype == tl.bfloat16:
+        v = bfloat16_bits(v).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    tl.store(y_ptrs, v.to(dtype), mask=mask)
+
+
+def operands(
+    experts: GpuExperts | torch.Tensor, block_k: int
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, Any]]:
+    """What a kernel is given of a weight, in the order of its arguments.
+
+    Returns:
+        Tensors low, high, scales, minimums or zero points, sub-scales, perm, with low's (scales',
+        for perm) where there is none; the strides of each over experts, rows and columns as far as
+        kernels need them, and the group size; constexprs.
+    """
+    planes = experts if isinstance(experts, torch.Tensor) else experts.planes
+    if isinstance(planes, torch.Tensor):
+        low, high, scales, minimums, subs, perm, group = planes, None, planes, None, None, None, 0
+        constants: dict[str, Any] = {
+            "LOW": 32, "HIGH": 0, "CODES": "offset", "OFFSET": 0, "SCALING": "dense", "BYTES": 0,
+            "SUB_OFFSET": 0, "SUB": block_k, "BLOCK": block_k,
+        }  # fmt: skip
+    elif isinstance(planes, GpuBlocks):
+        form = planes.form
+        low, high, scales = planes.low, planes.high, planes.scales
+        minimums, subs, perm, group = planes.minimums, planes.sub_scales, None, 0
+        constants = {
+            "LOW": form.low.bits, "HIGH": form.high_bits, "CODES": form.codes,
+            "OFFSET": form.offset, "SCALING": form.scaling, "BYTES": form.sub_bytes,
+            "SUB_OFFSET": form.sub_offset, "SUB": form.sub,
+            "BLOCK": BLOCK_TYPES[planes.type_name].block_size,
+        }  # fmt: skip
+    else:
+        low, high, scales = planes.words, None, planes.scales
+        minimums, subs, perm, group = planes.zeros, None, planes.perm, planes.group_size
+        # A whole row may share a scale, whatever its length: then a step has one as well.
+        sub = min(group, block_k) if group & (group - 1) == 0 else block_k
+        constants = {
+            "LOW": 4, "HIGH": 0, "CODES": "offset", "OFFSET": 0, "SCALING": "group", "BYTES": 0,
+            "SUB_OFFSET": 0, "SUB": sub, "BLOCK": sub,
+        }  # fmt: skip
+    least = low if high is None else high
+    m, t = scales if minimums is None else minimums, scales if subs is None else subs
+    strides = (
+        low.stride(0), low.stride(1), least.stride(0), least.stride(1), *scales.stride(),
+        *m.stride(), *t.stride(), 0 if perm is None else perm.stride(0), group,
+    )  # fmt: skip
+    constants |= {"MINIMUMS": minimums is not None, "HAS_PERM": perm is not None}
+    tensors = (low, least, scales, m, t, scales if perm is None else perm)
+    return tensors, strides, constants
