@@ -1,0 +1,102 @@
+"""First of the SSD's kernels: from raw dt to each token's step and its chunk's decays.
+
+::
+
+    dt[t, h]   = clamp(softplus(dt_raw[t, h] + dt_bias[h]))       the steps
+    sum[t, h]  = sum of dt[u, h] * A[h] * log2(e), u <= t in t's chunk
+
+Both are float32 [slots, H, CHUNK] (`triton_parts` says what a slot is): a decay between two tokens
+of a chunk is 2 to the power of a difference of sums. Places behind the end of a sequence have a
+step of 0 and the last token's sum, so whoever reads a chunk needs no mask for them.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.ops.ssd.args import ScanArgs
+from tilewright.ops.ssd.triton_parts import locate, to_float32
+
+__all__ = ["INTERPRETED", "launch_prepare", "step_of"]
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_LARGE: tl.constexpr = tl.constexpr(20.0)
+
+
+@triton.jit
+def step_of(dt, low, high, SOFTPLUS: tl.constexpr):
+    """A step from dt + bias: softplus (the identity above 20), then the limits. NaN stays NaN."""
+    if SOFTPLUS:
+        # log(1 + e^v) without losing what is below 2^-24: e^v itself there.
+        grown = tl.exp(tl.minimum(dt, _LARGE))
+        soft = tl.where(grown < 1e-3, grown * (1.0 - grown * (0.5 - grown * 0.33333333)),
+                        tl.log(1.0 + grown))  # fmt: skip
+        dt = tl.where(dt > _LARGE, dt, soft)
+    dt = tl.maximum(dt, low, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(dt, high, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _prepare_kernel(
+    dt_ptr, a_ptr, bias_ptr, cu_ptr, steps_ptr, sums_ptr,
+    L, H, S, NC, low, high,
+    stride_db, stride_dl, stride_dh,
+    CHUNK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """The steps and sums of BLOCK_H heads in one slot."""
+    slot = tl.program_id(0)
+    batch, start, end = locate(slot, cu_ptr, L, S, NC, CHUNK, PACKED)
+    if start >= end:
+        return
+    offs_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    mask_h = offs_h < H
+    slope = tl.load(a_ptr + offs_h, mask=mask_h, other=0.0) * LOG2E
+    dt_ptr += batch.to(tl.int64) * stride_db + start.to(tl.int64) * stride_dl
+    base = (slot.to(tl.int64) * H + offs_h) * CHUNK
+    carry = tl.zeros((BLOCK_H,), tl.float32)
+    for first in range(0, CHUNK, BLOCK_T):
+        offs_t = first + tl.arange(0, BLOCK_T)
+        mask = (offs_t < end - start)[:, None] & mask_h[None, :]
+        ptrs = dt_ptr + offs_t[:, None] * stride_dl + offs_h[None, :] * stride_dh
+        dt = to_float32(tl.load(ptrs, mask=mask, other=0.0), INTERPRET)  # [BLOCK_T, BLOCK_H]
+        if HAS_BIAS:
+            bias = to_float32(tl.load(bias_ptr + offs_h, mask=mask_h, other=0.0), INTERPRET)
+            dt += bias[None, :]
+        dt = tl.where(mask, step_of(dt, low, high, SOFTPLUS), 0.0)
+        steps = dt * slope[None, :]
+        sums = tl.cumsum(steps, 0) + carry[None, :]
+        carry += tl.sum(steps, 0)
+        to = base[None, :] + offs_t[:, None]
+        tl.store(steps_ptr + to, dt, mask=mask_h[None, :])
+        tl.store(sums_ptr + to, sums, mask=mask_h[None, :])
+
+
+INTERPRETED: bool = not isinstance(_prepare_kernel, triton.JITFunction)
+"""TRITON_INTERPRET=1 was set when this module was imported: tensors of the CPU are served."""
+
+
+def launch_prepare(
+    args: ScanArgs, chunk: int, slots: int, steps: torch.Tensor, sums: torch.Tensor
+) -> None:
+    """Write steps and sums, float32 [slots, H, chunk], of every slot that is used."""
+    block_t = chunk & -chunk  # the largest power of two that divides it
+    block_t = min(block_t, 128)
+    block_h = max(1, min(2048 // block_t, triton.next_power_of_2(args.heads), 32))
+    grid = (slots, triton.cdiv(args.heads, block_h))
+    packed = args.cu_seqlens is not None
+    _prepare_kernel[grid](
+        args.dt, args.A, args.A if args.dt_bias is None else args.dt_bias,
+        args.cu_seqlens if packed else args.A, steps, sums,
+        args.length, args.heads, args.sequences, max(1, triton.cdiv(args.length, chunk)),
+        float(args.dt_limit[0]), float(args.dt_limit[1]),
+        *args.dt.stride(),
+        CHUNK=chunk, BLOCK_T=block_t, BLOCK_H=block_h,
+        SOFTPLUS=args.dt_softplus, HAS_BIAS=args.dt_bias is not None, PACKED=packed,
+        INTERPRET=INTERPRETED, num_warps=4,
+    )  # fmt: skip
