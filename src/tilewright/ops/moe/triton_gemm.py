@@ -36,7 +36,7 @@ from tilewright.tiles.tile import Tile
 __all__ = ["INTERPRETED", "launch_moe"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "tiles_m"])
 def _moe_kernel(
     x_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, perm_ptr, y_ptr, slots_ptr, tiles_ptr,
     N, K, experts, tiles_m,

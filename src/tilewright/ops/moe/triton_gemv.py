@@ -31,7 +31,7 @@ from tilewright.tiles.tile import Tile
 __all__ = ["INTERPRETED", "launch_moe_gemv"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts"])
 def _moe_gemv_kernel(
     x_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, perm_ptr, y_ptr, ids_ptr,
     N, K, experts,

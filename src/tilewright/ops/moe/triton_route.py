@@ -40,7 +40,7 @@ def _experts_of(ids_ptr, offs, slots, experts):
     return tl.where(offs < slots, ids, experts + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "experts"])
 def _route_kernel(
     ids_ptr, slots_ptr, tiles_ptr, slots, experts,
     BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, FAULT: tl.constexpr,
