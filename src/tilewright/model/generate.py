@@ -26,6 +26,7 @@ __all__ = [
     "chat_ids",
     "decoder_for",
     "generate",
+    "how_stepped",
     "sample",
     "stop_ids_of",
 ]
@@ -96,17 +97,38 @@ def decoder_for(model: Any) -> Decoder:
     """The decoder that runs `model`: captured programs where its family has them.
 
     A model may bring its own by an attribute `tilewright_decoder`: a function without arguments
-    that returns a fresh `Decoder`. Otherwise `tilewright.model.decode.FusedDecoder` serves the
-    models it supports, and `TransformersDecoder` every other.
+    that returns a fresh `Decoder`. Otherwise `tilewright.model.decode.FusedDecoder` on the CPU,
+    and `tilewright.model.graphs.GraphDecoder` on a GPU, serve the models that they support, and
+    `TransformersDecoder` every other.
     """
     own = getattr(model, "tilewright_decoder", None)
     if own is not None:
         decoder: Decoder = own()
         return decoder
+    if device_of(model).type == "cuda":
+        from tilewright.model.graphs import GraphDecoder, why_not_graphed
+
+        return TransformersDecoder(model) if why_not_graphed(model) else GraphDecoder(model)
     from tilewright.model.decode import FusedDecoder
     from tilewright.model.fuse import why_not_fused
 
     return TransformersDecoder(model) if why_not_fused(model) else FusedDecoder(model)
+
+
+def how_stepped(model: Any, decoder: Decoder) -> str | None:
+    """How a token of a model on a GPU is launched, and why not by a graph, in one line; None on
+    the CPU. Ask after a step: until then nothing has been captured."""
+    if device_of(model).type != "cuda":
+        return None
+    from tilewright.model.graphs import GraphDecoder, why_not_graphed
+
+    if not isinstance(decoder, GraphDecoder):
+        reason = why_not_graphed(model) or "the model brings its own decoder"
+    elif decoder.captured:
+        return "a token is one CUDA graph"
+    else:
+        reason = decoder.why_eager or "no token was fed"
+    return f"a token is launched operation by operation: {reason}"
 
 
 @dataclass(frozen=True)

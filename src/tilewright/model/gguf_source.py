@@ -26,7 +26,7 @@ from tilewright.model.fill import Matrix
 from tilewright.model.info import LoadInfo
 from tilewright.model.names import SKIPPED_GGUF_TENSORS, hf_name
 from tilewright.model.pages import drop_range
-from tilewright.model.placement import Placement
+from tilewright.model.placement import Placement, all_finite
 from tilewright.ops.moe.experts import pack_expert_blocks
 from tilewright.ops.moe.op import Experts
 
@@ -93,12 +93,12 @@ class GGUFSource:
                 file=self.path,
                 tensor=tensor.name,
             )
-        check_scales(tensor)
         order = self._row_order(name, tensor)
-        looked_up = not self._where.on_cpu and name.endswith("embed_tokens.weight")
-        if tensor.packed and not self._where.on_cpu and not looked_up:
-            return self._for_gpu(tensor, order)
-        if tensor.packed and self._where.on_cpu:
+        looked_up = name.endswith("embed_tokens.weight")
+        if tensor.packed and not self._where.on_cpu:
+            return self._table_for_gpu(tensor) if looked_up else self._for_gpu(tensor, order)
+        check_scales(tensor)
+        if tensor.packed:
             raw: npt.NDArray[np.uint8] = tensor.raw
             if order is not None:
                 raw = np.asarray(raw)[order]
@@ -109,7 +109,7 @@ class GGUFSource:
         if order is not None:
             values = values[order]
         result = torch.from_numpy(values).to(self._where.dtype)
-        fate = "dense" if tensor.type_name in _DENSE or looked_up else "dequantized"
+        fate = "dense" if tensor.type_name in _DENSE else "dequantized"
         self._info.count(fate, tensor.type_name, result.nbytes)
         return result
 
@@ -134,9 +134,20 @@ class GGUFSource:
         raw = np.asarray(tensor.raw)
         block = BLOCK_TYPES[tensor.type_name]
         packed = self._where.pack_blocks(raw if order is None else raw[order], block)
+        if not all_finite(packed):
+            check_scales(tensor)
         _release(tensor)
         self._info.count("packed", tensor.type_name, packed.nbytes)
         return packed
+
+    def _table_for_gpu(self, tensor: GGUFTensor) -> torch.Tensor:
+        """The token embedding, whose rows are looked up: a matrix."""
+        values, finite = self._where.dequantize(np.asarray(tensor.raw), tensor.type_name)
+        if not finite:
+            check_scales(tensor)
+        _release(tensor)
+        self._info.count("dense", tensor.type_name, values.nbytes)
+        return values
 
     def vector(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]

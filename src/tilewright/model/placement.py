@@ -11,16 +11,19 @@ import torch
 from tilewright.device import arch_of, kind_of
 from tilewright.errors import UnsupportedError
 from tilewright.formats.block_type import BlockType
+from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
-from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
+from tilewright.layout.blocks import GpuBlocks, pack_blocks_for, unpack_blocks
 from tilewright.layout.cpu import PackedBlocks, PackedW4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.pack import pack_w4_for
 from tilewright.layout.triton import WordsW4
 
-__all__ = ["Placement", "device_of", "place"]
+__all__ = ["Placement", "all_finite", "device_of", "place"]
 
 _AS_CODES = ("Q4_0",)  # GGUF types that are 4-bit codes with a scale for every 32, and no more
+
+_VALUES_AT_A_TIME = 1 << 24  # dequantized at a time: bounds the temporaries
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -66,6 +69,42 @@ class Placement:
         found = block.codes(raw)
         codes = (found.codes + SYMMETRIC_ZERO).astype(np.uint8)
         return self.pack(W4Codes(codes, found.scale, None, found.sub, None, torch.float16))
+
+    def dequantize(self, raw: np.ndarray, type_name: str) -> tuple[torch.Tensor, bool]:
+        """GGUF blocks as a matrix of the placement's dtype, computed on a GPU.
+
+        Args:
+            raw: uint8 [N, row_bytes].
+            type_name: one of the packed GGUF types.
+
+        Returns:
+            [N, K], each value rounded once, and whether all scales are finite.
+        """
+        block = BLOCK_TYPES[type_name]
+        rows, columns = len(raw), raw.shape[1] // block.block_bytes * block.block_size
+        values = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
+        finite = True
+        step = max(1, _VALUES_AT_A_TIME // columns)
+        for at in range(0, rows, step):
+            packed = pack_blocks_for(raw[at : at + step], type_name, self.device, self.arch)
+            assert isinstance(packed, GpuBlocks)
+            finite = finite and all_finite(packed)
+            codes, scale, minimum = unpack_blocks(packed)
+            # As the format says: the product first, then the sum, in float32.
+            piece = codes.unflatten(1, (scale.shape[1], -1)).float() * scale[:, :, None]
+            if minimum is not None:
+                piece += minimum[:, :, None]
+            values[at : at + step] = piece.flatten(1)
+        return values, finite
+
+
+def all_finite(packed: Any) -> bool:
+    """Whether no scale of packed GGUF blocks is known to be NaN or Inf; looks on the device that
+    they lie on. False for what only the file's own bytes tell."""
+    if not isinstance(packed, GpuBlocks) or packed.scales.dtype != torch.float16:
+        return False
+    held = [packed.scales] if packed.minimums is None else [packed.scales, packed.minimums]
+    return bool(torch.stack([t.isfinite().all() for t in held]).all())
 
 
 def place(device: str | torch.device, dtype: torch.dtype | None) -> Placement:
