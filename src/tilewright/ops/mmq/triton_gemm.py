@@ -44,7 +44,7 @@ from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
 from tilewright.tiles.tile import Tile
 
-__all__ = ["INTERPRETED", "launch_mmq", "workspace_mmq"]
+__all__ = ["INTERPRETED", "launch_mmq", "launch_sum", "workspace_mmq"]
 
 _SUMMED: int = 256  # outputs of a program of the second pass
 
@@ -241,8 +241,20 @@ def launch_mmq(
         INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if tile.split_k > 1:
-        _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
-            partials, scales if bias is None else bias, y, m, n, *y.stride(),
-            SPLIT=tile.split_k, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED,
-            FAULT=fault, num_warps=2,
-        )  # fmt: skip
+        launch_sum(partials, bias, y, tile.split_k, fault)
+
+
+def launch_sum(
+    partials: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    split: int,
+    fault: str = "",
+) -> None:
+    """Write the sum of `split` shares of K, `partials` [split, M, N] float32, and the bias to y."""
+    m, n = y.shape
+    _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
+        partials, partials if bias is None else bias, y, m, n, *y.stride(),
+        SPLIT=split, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED, FAULT=fault,
+        num_warps=2,
+    )  # fmt: skip
