@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from tilewright.ops.contract import DTYPES, Case
 
-__all__ = ["BATCHES", "Shape", "edge_scales", "grid_cases", "ordered", "special_cases"]
+__all__ = [
+    "BATCHES",
+    "Shape",
+    "edge_scales",
+    "grid_cases",
+    "ordered",
+    "sequence_lengths",
+    "special_cases",
+]
 
 BATCHES = (1, 2, 5, 6, 16, 17, 63)
 
@@ -22,6 +30,7 @@ Shape = tuple[int, int, int]
 """N, K and the group size (0 when the weight type fixes it)."""
 
 _DTYPES = tuple(DTYPES)
+_PACKED = 4
 
 
 def grid_cases(
@@ -83,6 +92,32 @@ def ordered(cases: Iterable[Case]) -> tuple[Case, ...]:
             key=lambda c: (types.index(c.weight_type), str(c.weight_key), c.activations, c.M),
         )
     )
+
+
+def sequence_lengths(case: Case) -> list[int]:
+    """Tokens of each sequence of a case; they are M in all.
+
+    Of equal length; with "packed" (four of them, if the case does not say) the second is empty, the
+    third has one token, and the others grow by a sixth each.
+
+    Raises:
+        ValueError: sequences of equal length do not divide M.
+    """
+    if "packed" not in case.flags:
+        count = max(case.sequences, 1)
+        if case.M % count:
+            raise ValueError(f"M is {case.M}; it must be a multiple of the sequences, {count}")
+        return [case.M // count] * count
+    count = case.sequences or _PACKED
+    lengths = [0] * count
+    if count > 2 and case.M:
+        lengths[2] = 1
+    others = [i for i in range(count) if i not in (1, 2)] or [0]
+    weights = np.array([6.0 + i for i in range(len(others))])
+    ends = np.floor((case.M - sum(lengths)) * np.cumsum(weights) / weights.sum() + 1e-6)
+    for i, tokens in zip(others, np.diff(ends, prepend=0.0), strict=True):
+        lengths[i] = int(tokens)
+    return lengths
 
 
 def edge_scales(scales: npt.NDArray[np.float64], act_dtype: str) -> None:
