@@ -20,7 +20,9 @@ from tilewright.ops.mmq import spec as mmq_spec
 def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     scripted = ScriptedModel()
 
-    def load(path: Path, *, activations: str, device: str) -> tuple[Any, Any]:
+    def load(
+        path: Path, *, activations: str, needs_tokenizer: bool, device: str
+    ) -> tuple[Any, Any]:
         return scripted, ByteTokenizer()
 
     monkeypatch.setattr("tilewright.cli.bench.load_model", load)

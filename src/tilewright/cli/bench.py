@@ -18,12 +18,15 @@ from tilewright.cli.common import (
     model_name,
     progress_bar,
     set_threads,
-    show,
+    terminal_look,
     threads_option,
 )
 
-_MOST_ROWS = 512  # a longer prompt runs the same kernels
-_LARGE = 1 << 24  # values of an output matrix, which is only ever applied to one row
+_MOST_ROWS = {"cpu": 512, "cuda": 2048}  # a longer prompt runs the same kernels
+# What a product at more than one row may take, in multiply-adds: an output matrix is only ever
+# applied to one row, and checking it at more takes minutes.
+_MOST_WORK = {"cpu": 1 << 33, "cuda": 1 << 37}
+_PROMPTS = {"cpu": (512,), "cuda": (4096, 16384)}
 
 
 class _Counts(click.ParamType):
@@ -69,8 +72,8 @@ class _Pair(_Counts):
     "--n-prompt",
     type=_Counts(),
     multiple=True,
-    default=["512"],
-    help="Tokens of the prompt tests; 0 for none.  [default: 512]",
+    help="Tokens of the prompt tests; 0 for none.  [default: 512; on a GPU 4096,16384 as far as "
+    "the model's context goes]",
 )
 @click.option(
     "-n",
@@ -103,6 +106,11 @@ class _Pair(_Counts):
     "--no-verify", is_flag=True, help="Leave out the check of the model's products beforehand."
 )
 @click.option("--no-warmup", is_flag=True, help="Time the first pass too.")
+@click.option(
+    "--no-kernel-time",
+    is_flag=True,
+    help="On a GPU: leave out the kernel time by op of the first prompt test.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of ids and order.")
 @click.option(
     "-o",
@@ -124,6 +132,7 @@ def bench_command(
     repetitions: int,
     no_verify: bool,
     no_warmup: bool,
+    no_kernel_time: bool,
     seed: int,
     output: str,
     activations: str,
@@ -135,22 +144,30 @@ def bench_command(
     Before anything is timed, the model's own matrix products are verified at the sizes the tests
     use; a wrong one ends the run with exit code 3. Both phases are warmed up until they settle,
     repetitions of all tests are interleaved in random order, and every sample is in the JSON with
-    what is needed to repeat the run.
+    what is needed to repeat the run. On a GPU a further table says how long the kernels of each op
+    ran in the first prompt test.
     """
-    pairs = [(p, 0) for p in _flat(n_prompt) if p] + [(0, n) for n in _flat(n_gen) if n] + list(pg)
-    if not pairs:
+    prompts = _flat(n_prompt) or _PROMPTS[device]
+    if not any((*prompts, *_flat(n_gen), *pg)):
         raise click.UsageError("no test: give -p, -n or -pg a value above 0")
     used = set_threads(threads)
     from tilewright.model.bench import BenchTest, bench
-    from tilewright.report.bench import bench_table
+    from tilewright.model.generate import decoder_for, how_stepped
+    from tilewright.report.bench import bench_report, bench_table
     from tilewright.report.provenance import provenance
 
+    loaded, tokenizer = load_model(
+        model, activations=activations, needs_tokenizer=False, device=device
+    )
+    if not n_prompt:
+        prompts = _fitting(prompts, loaded)
+    pairs = [(p, 0) for p in prompts if p] + [(0, n) for n in _flat(n_gen) if n] + list(pg)
     tests = [BenchTest(p, n, depth) for depth in _flat(n_depth) for p, n in pairs]
-    loaded, tokenizer = load_model(model, activations=activations, device=device)
     verdict = "not verified (--no-verify)"
     if not no_verify:
-        verdict = _verdict(loaded, activations, [p for p, _ in pairs], seed)
+        verdict = _verdict(loaded, activations, [p for p, _ in pairs], seed, device)
     record = {**provenance(["tilewright", *sys.argv[1:]], threads=used), "verdict": verdict}
+    decoder = decoder_for(loaded)
     with progress_bar("bench") as move:
         results = bench(
             loaded,
@@ -160,7 +177,15 @@ def bench_command(
             warmup=not no_warmup,
             seed=seed,
             progress=lambda what, done, of: move(done, of, what),
+            decoder=decoder,
         )
+    kernels = None
+    prompt = next((p for p, _ in pairs if p), 0)
+    if device != "cpu" and prompt and not no_kernel_time:
+        from tilewright.model.kernel_time import prefill_kernel_time
+
+        kernels = prefill_kernel_time(loaded, decoder, prompt, seed=seed)
+    stepped = how_stepped(loaded, decoder) if any(n for _, n in pairs) else None
     table = bench_table(
         results,
         model=model_name(model),
@@ -168,12 +193,24 @@ def bench_command(
         activations=activations,
         threads=used,
         provenance=record,
-        notes=[verdict],
+        notes=[verdict] if stepped is None else [verdict, stepped],
     )
-    show(table, output)
+    width, color = terminal_look()
+    click.echo(bench_report(table, kernels, output, width=width, color=color), nl=False)
 
 
-def _verdict(model: Any, activations: str, prompts: Sequence[int], seed: int) -> str:
+def _fitting(prompts: Sequence[int], model: Any) -> list[int]:
+    """Those of the default prompts that fit the model's context; all of it if none does."""
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return list(prompts)
+    return [count for count in prompts if count <= limit] or [limit]
+
+
+def _verdict(
+    model: Any, activations: str, prompts: Sequence[int], seed: int, device: str = "cpu"
+) -> str:
     """Verify the model's products at the sizes to be timed; what the check said.
 
     Raises:
@@ -183,9 +220,9 @@ def _verdict(model: Any, activations: str, prompts: Sequence[int], seed: int) ->
     from tilewright.model.check import model_cases, verify_cases
     from tilewright.report.verify import failure_line
 
-    sizes = sorted({1, *(min(p, _MOST_ROWS) for p in prompts if p)})
+    sizes = sorted({1, *(min(p, _MOST_ROWS[device]) for p in prompts if p)})
     cases = {
-        op: [c for c in some if c.M == 1 or c.N * c.K <= _LARGE]
+        op: [c for c in some if c.M == 1 or c.M * c.N * c.K <= _MOST_WORK[device]]
         for op, some in model_cases(model, paths=[activations], batches=sizes).items()
     }
     with progress_bar("verify") as move:

@@ -147,18 +147,21 @@ def bench(
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    decoder: Decoder | None = None,
 ) -> list[BenchResult]:
     """Time every test `repetitions` times.
 
     Args:
         model: a causal language model, from `tilewright.load` or transformers.
-        tokenizer: its tokenizer; says whether a text begins with a special token.
+        tokenizer: its tokenizer; says whether a text begins with a special token. None for a
+            model without one: ids are random then from the first on.
         tests: what to time; results come in this order.
         repetitions: samples a test, at least 1.
         warmup: run each test untimed first, until it settles.
         seed: of the token ids and of the order of the tests.
         progress: called with (what runs now, runs done, runs in all); warm-ups count as one.
         clock: returns seconds; a replayed one makes the arithmetic testable.
+        decoder: what steps the model; None for that of `decoder_for`.
 
     Raises:
         UnsupportedError: no test, no repetition, or a test longer than the model's context.
@@ -175,7 +178,8 @@ def bench(
                 f"test {test.name}: {test.n_depth + test.tokens} tokens do not fit the model's "
                 f"context of {limit}; make it shorter"
             )
-    runner = _Runner(decoder_for(model), config.vocab_size, begin_token(tokenizer), seed, clock)
+    begin = None if tokenizer is None else begin_token(tokenizer)
+    runner = _Runner(decoder or decoder_for(model), config.vocab_size, begin, seed, clock)
     order = random.Random(seed)
     samples: list[list[float]] = [[] for _ in tests]
     runs = repetitions * len(tests) + (len(tests) if warmup else 0)

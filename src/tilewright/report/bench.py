@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.model.bench import BenchResult
+from tilewright.model.kernel_time import KernelReport
+from tilewright.report.render import render, to_json
 from tilewright.report.table import Column, Table, binary_bytes
 
-__all__ = ["bench_table"]
+__all__ = ["bench_report", "bench_table", "kernel_table"]
 
 
 def _median(row: Mapping[str, Any]) -> str:
@@ -74,3 +77,54 @@ def bench_table(
         for result in results
     ]
     return Table("", _COLUMNS, rows, notes=notes, provenance=provenance)
+
+
+_KERNEL_COLUMNS = (
+    Column("op", "op"),
+    Column("us", "ms", right=True, show=lambda row: f"{row['us'] / 1e3:.2f}"),
+    Column("share", "share", right=True, show=lambda row: f"{row['share']:.1%}"),
+    Column("launches", "launches", right=True),
+    Column("longest", "longest kernel"),
+)
+
+
+def kernel_table(report: KernelReport) -> Table:
+    """One row an op, and below them the total."""
+    rows = [
+        {
+            "op": row.op,
+            "us": row.us,
+            "share": row.share,
+            "launches": row.launches,
+            "longest": _short(row.kernels[0][0]),
+        }
+        for row in report.rows
+    ]
+    total = f"total kernel time at pp{report.tokens}: {report.total_us / 1e3:.2f} ms"
+    return Table(f"GPU kernel time by op, pp{report.tokens}", _KERNEL_COLUMNS, rows, [total])
+
+
+def _short(name: str) -> str:
+    """A kernel's name without the arguments of its template."""
+    plain = name.removeprefix("void ").split("<")[0].split("(")[0]
+    return plain if len(plain) <= 60 else plain[:57] + "..."
+
+
+def bench_report(
+    table: Table,
+    kernels: KernelReport | None,
+    form: str,
+    *,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """The results, and the kernel times if there are any: as a second table for people, under
+    "kernel_time" in JSON. JSON lines and CSV hold the results alone: they are of one kind a line.
+    """
+    if kernels is None or form in ("jsonl", "csv"):
+        return render(table, form, width=width, color=color)
+    if form == "json":
+        whole = {**json.loads(to_json(table)), "kernel_time": kernels.to_dict()}
+        return json.dumps(whole, indent=2, allow_nan=False) + "\n"
+    parts = [table, kernel_table(kernels)]
+    return "\n".join(render(part, form, width=width, color=color) for part in parts)
