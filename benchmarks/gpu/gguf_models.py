@@ -1,0 +1,310 @@
+"""A GGUF model on a GPU against llama.cpp's figures: checked, then timed.
+
+    python benchmarks/gpu/gguf_models.py
+    python benchmarks/gpu/gguf_models.py --model qwen3-30b-a3b --prompts 4096 --repetitions 3
+
+The file is made on the device (`synthetic_gguf`): the shapes and types of a Q4_K_M model, seeded.
+
+1. A file of few layers, all widths as in the model, is loaded packed, and its logits after every
+   token of a prompt are held to the plain model of the same file: weights dequantized by the gguf
+   package, everything in float32. Then tokens are generated greedily by the captured step, by the
+   same step launch after launch, and by transformers' own forward: the first two must agree in
+   every logit.
+2. The whole file is loaded, and llama-bench's tests are timed, repetitions interleaved. A prompt's
+   kernels are listed by op.
+
+What llama.cpp reached on an H200 with a file of the same shapes and types stands beside it
+(`ANCHORS`), and what was to be reached (`BARS`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(_HERE), str(_HERE.parent)]
+
+from device import describe, versions  # noqa: E402
+from record import RESULTS, origin, write  # noqa: E402
+from synthetic_gguf import SHAPES, Shape, write_model  # noqa: E402
+
+ANCHORS = {
+    "llama-3-8b": {
+        "source": "llama.cpp (ggml 0.26.0, built for sm_90, flash attention on, ub 2048), "
+        "llama-bench, mean of 3, NVIDIA H200, synthetic Llama-3-8B Q4_K_M of 4.58 GiB; tg128 at "
+        "ub 512, 252 at ub 2048",
+        "pp4096": 10345.0,
+        "pp16384": 9636.0,
+        "tg128": 253.0,
+    }
+}
+"""Tokens a second."""
+
+BARS = {"llama-3-8b": {"pp4096": 2.8, "pp16384": 2.5, "tg128": 0.8}}
+"""Times the anchor."""
+
+_MOST_ERROR = {"float16": 0.01, "bfloat16": 0.08, "float32": 1e-3}
+"""Of the logits, relative, in the Frobenius norm: a wrong product gives about 1."""
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
+    parser.add_argument("--layers", type=int, help="time a file of fewer layers")
+    parser.add_argument("--check-layers", type=int, default=2, help="0 leaves the check out")
+    parser.add_argument("--check-tokens", type=int, default=256)
+    parser.add_argument("--check-vocabulary", type=int, default=8192)
+    parser.add_argument("--prompts", default="4096,16384")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--dtype", choices=sorted(_MOST_ERROR), default="float16")
+    parser.add_argument("--activations", choices=("float", "int8"), default="float")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda", help="the CPU is for trying the script")
+    parser.add_argument("--folder", type=Path, help="where the files are made; memory if there is")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--name", help="of the result file")
+    return parser.parse_args(words)
+
+
+def folder_for(size_bytes: int, given: Path | None) -> Path:
+    """Memory where it is large enough, since a model is read once; else the temporary folder."""
+    if given is not None:
+        return given
+    memory = Path("/dev/shm")
+    if memory.is_dir():
+        free = os.statvfs(memory)
+        if free.f_bavail * free.f_frsize > 1.2 * size_bytes:
+            return memory
+    return Path("/tmp")
+
+
+def check(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
+    """Logits of a file of few layers against the plain model; generated ids three ways."""
+    import torch
+    from gguf_reference import plain_model
+
+    import tilewright
+    from tilewright.model.generate import TransformersDecoder, decoder_for, how_stepped
+    from tilewright.model.graphs import GraphDecoder
+
+    small = replace(
+        shape,
+        layers=min(args.check_layers, shape.layers),
+        vocabulary=min(args.check_vocabulary, shape.vocabulary),
+    )
+    write_model(path, small, seed=args.seed + 1, device=args.device)
+    model, _ = tilewright.load(
+        path, device=args.device, dtype=getattr(torch, args.dtype), activations=args.activations
+    )
+    ids = torch.randint(
+        0, small.vocabulary, (1, args.check_tokens), generator=torch.Generator().manual_seed(1)
+    )
+    decoder: Any = decoder_for(model)
+    plain = plain_model(path, device=args.device)
+    path.unlink()
+    with torch.inference_mode():
+        if hasattr(decoder, "logits"):
+            found = decoder.logits(ids).double()
+        else:
+            found = model(input_ids=ids.to(args.device)).logits[0].double().cpu()
+        right = plain(input_ids=ids.to(args.device)).logits[0].double().cpu()
+    del plain
+    error = float((found - right).norm() / right.norm())
+    worst = float(((found - right).norm(dim=1) / right.norm(dim=1)).max())
+    if args.device == "cpu":
+        others: dict[str, Any] = {"transformers": TransformersDecoder(model)}
+    else:
+        others = {
+            "launched": GraphDecoder(model, capture=False),
+            "transformers": TransformersDecoder(model),
+        }
+    steps, same = _generated(decoder, others, ids)
+    return {
+        "layers": small.layers,
+        "tokens": args.check_tokens,
+        "logits_error": error,
+        "worst_token_error": worst,
+        "most_error": _MOST_ERROR[args.dtype],
+        "same_first": float((found.argmax(1) == right.argmax(1)).double().mean()),
+        "steps": steps,
+        "same_as": same,
+        "stepped": how_stepped(model, decoder),
+        "right": error <= _MOST_ERROR[args.dtype]
+        and same.get("launched", {"logits_differ": 0.0})["logits_differ"] == 0.0,
+    }
+
+
+def _generated(
+    decoder: Any, others: dict[str, Any], ids: Any, steps: int = 24
+) -> tuple[int, dict[str, dict[str, float]]]:
+    """Feed what `decoder` chooses to all: largest difference of logits, and share of same ids."""
+    import torch
+
+    decoder.reset()
+    logits = [decoder.prefill(ids)]
+    for _ in range(steps):
+        logits.append(decoder.step(int(logits[-1].argmax())))
+    same = {}
+    for name, other in others.items():
+        theirs = [other.prefill(ids)]
+        for mine in logits[:-1]:
+            theirs.append(other.step(int(mine.argmax())))
+        a, b = torch.stack(logits), torch.stack(theirs)
+        same[name] = {
+            "logits_differ": float((a - b).abs().max()),
+            "ids_equal": float((a.argmax(1) == b.argmax(1)).double().mean()),
+        }
+    return steps, same
+
+
+def measure(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
+    """Load the whole file and time llama-bench's tests."""
+    import torch
+
+    import tilewright
+    from tilewright.model.bench import BenchTest, bench
+    from tilewright.model.generate import decoder_for, how_stepped
+    from tilewright.model.kernel_time import prefill_kernel_time
+
+    started = time.monotonic()
+    size = write_model(path, shape, seed=args.seed, device=args.device)
+    made_s = time.monotonic() - started
+    started = time.monotonic()
+    model, tokenizer = tilewright.load(
+        path, device=args.device, dtype=getattr(torch, args.dtype), activations=args.activations
+    )
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    loaded_s = time.monotonic() - started
+    path.unlink()
+    decoder = decoder_for(model)
+    prompts = [int(word) for word in args.prompts.split(",") if int(word)]
+    tests = [BenchTest(count, 0) for count in prompts]
+    tests += [BenchTest(0, args.tokens)] if args.tokens else []
+    results = bench(
+        model, tokenizer, tests, repetitions=args.repetitions, seed=args.seed, decoder=decoder
+    )
+    kernels = None
+    if args.device != "cpu" and prompts:
+        kernels = prefill_kernel_time(model, decoder, prompts[0], seed=args.seed).to_dict()
+    anchors, bars = ANCHORS.get(args.model, {}), BARS.get(args.model, {})
+    whole = shape.layers == SHAPES[args.model].layers
+    rows = []
+    for result in results:
+        name = result.test.name
+        row: dict[str, Any] = {
+            "test": name,
+            "median_ts": result.median_tok_s,
+            "avg_ts": result.mean_tok_s,
+            "stddev_ts": result.stddev_tok_s,
+            "samples_ts": list(result.samples_tok_s),
+        }
+        if whole and name in bars:
+            ratio = result.median_tok_s / float(anchors[name])
+            row |= {
+                "llama_cpp_ts": anchors[name], "ratio": ratio, "bar": bars[name],
+                "holds": ratio >= bars[name],
+            }  # fmt: skip
+        rows.append(row)
+    return {
+        "bytes": size,
+        "made_s": round(made_s, 2),
+        "loaded_s": round(loaded_s, 2),
+        "packed": {t: vars(c) for t, c in model.tilewright_info.packed.items()},
+        "stepped": how_stepped(model, decoder),
+        "results": rows,
+        "kernel_time": kernels,
+    }
+
+
+def report(result: dict[str, Any]) -> str:
+    """A line a test, then a line an op."""
+    lines = []
+    checked = result["check"]
+    if checked is not None:
+        verdict = "right" if checked["right"] else "WRONG"
+        lines.append(
+            f"{verdict}: logits off by {checked['logits_error']:.2e} (most "
+            f"{checked['most_error']:g}), same first token {checked['same_first']:.1%}; "
+            f"{checked['stepped']}; " + "; ".join(
+                f"{name} differs by {row['logits_differ']:.2e}, {row['ids_equal']:.0%} ids equal"
+                for name, row in checked["same_as"].items()
+            )
+        )  # fmt: skip
+    timed = result["timed"]
+    if timed is None:
+        return "\n".join(lines)
+    lines.append(
+        f"made in {timed['made_s']} s, {timed['bytes'] / 2**30:.2f} GiB loaded in "
+        f"{timed['loaded_s']} s; {timed['stepped']}"
+    )
+    for row in timed["results"]:
+        against = ""
+        if "ratio" in row:
+            against = (
+                f"  {row['ratio']:.2f}x of llama.cpp's {row['llama_cpp_ts']:.0f}, to reach "
+                f"{row['bar']}x: {'holds' if row['holds'] else 'FAILS'}"
+            )
+        lines.append(f"{row['test']:10} {row['median_ts']:10.1f} tok/s{against}")
+    kernels = timed["kernel_time"]
+    if kernels is not None:
+        for row in kernels["rows"]:
+            lines.append(
+                f"{row['op']:10} {row['us'] / 1e3:9.2f} ms {row['share']:6.1%} "
+                f"{row['launches']:6} launches  {row['kernels'][0]['name'][:60]}"
+            )
+        lines.append(f"total kernel time at {kernels['test']}: {kernels['total_us'] / 1e3:.2f} ms")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    args = arguments(words)
+    import torch
+
+    started = time.monotonic()
+    shape = SHAPES[args.model]
+    if args.layers:
+        shape = replace(shape, layers=args.layers)
+    folder = folder_for(24 << 30 if shape.experts else 6 << 30, args.folder)
+    path = folder / f"tilewright-synthetic-{args.model}-{os.getpid()}.gguf"
+    try:
+        checked = check(args, shape, path) if args.check_layers else None
+        if args.device != "cpu":
+            torch.cuda.empty_cache()
+        timed = None
+        if checked is None or checked["right"]:
+            timed = measure(args, shape, path)
+    finally:
+        path.unlink(missing_ok=True)
+    result: dict[str, Any] = {
+        "kind": "gpu-gguf-model",
+        "origin": {
+            **origin(torch.get_num_threads()),
+            "gpu": {} if args.device == "cpu" else describe(),
+        },
+        "model": {"name": args.model, "seed": args.seed, **vars(shape)},
+        "dtype": args.dtype,
+        "activations": args.activations,
+        "check": checked,
+        "timed": timed,
+        "anchors": ANCHORS.get(args.model),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    result["origin"]["versions"] |= versions()
+    print(report(result))
+    print(write(result, args.name or f"h200-gguf-{args.model}", args.out).name)
+    return 0 if checked is None or checked["right"] else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
