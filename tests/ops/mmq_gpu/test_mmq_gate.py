@@ -25,7 +25,7 @@ by_name = pytest.mark.parametrize("wrong", PLANTED, ids=lambda wrong: wrong.name
 
 
 def test_the_gate_finds_them_in_the_space():
-    assert tuple(planted(SPEC)) == PLANTED
+    assert set(PLANTED) <= set(planted(SPEC))
 
 
 @by_name

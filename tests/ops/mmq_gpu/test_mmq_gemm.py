@@ -32,7 +32,9 @@ SMALL = Tile.of(
     "triton", block_m=16, block_n=32, block_k=64, num_warps=2, num_stages=2, group_m=8, split_k=1
 )
 CASES = [
-    case if i % 3 == 0 else pytest.param(case, marks=pytest.mark.slow, id=case.id)
+    case
+    if i % 3 == 0 and case.K <= 4096
+    else pytest.param(case, marks=pytest.mark.slow, id=case.id)
     for i, case in enumerate(SPEC.cases)
 ]
 
@@ -143,7 +145,7 @@ def test_the_spec_is_the_gpus():
     assert spec_for("mmq", "gfx942").space() is TRITON_SPACE
     assert load_spec("mmq@interpreter").space() is TRITON_SPACE
     assert running("mmq", "gfx942").kernel_hash == running("mmq", "sm_90").kernel_hash
-    assert running("mmq", "gfx942").uses == {"triton": ("triton",)}
+    assert running("mmq", "gfx942").uses == dict.fromkeys(TRITON_SPACE.fields, ("triton",))
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="torch sees no GPU"):
             SPECS["mmq"].on("cuda")

@@ -1,8 +1,9 @@
 """mmq on a GPU as the gate, the tuner and verify see it: `SPEC.on("cuda")`.
 
 Operands and oracle are the CPU's: float64 from the codes of the file's blocks. Packing, tiles and
-the error model are the GPU's: weights are rounded to the dtype of x before they are multiplied. The
-result of a large weight is judged on some of its columns, as w4a16's is.
+the error model are the GPU's: weights are rounded to the dtype of x before they are multiplied; or,
+where that is asked for, x is to 8 bits, and a tile of either kind may serve. The result of a large
+weight is judged on some of its columns, as w4a16's is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.cases import Shape, ordered
-from tilewright.ops.check import ErrorModel, product_sigma
+from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
 from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
 from tilewright.ops.mmq.reference import BlockSource, mmq_reference, mmq_rows
 from tilewright.ops.space import TileSpace
@@ -33,6 +34,10 @@ F64 = npt.NDArray[np.float64]
 _SOURCES = (
     "tilewright.ops.mmq.triton_gemm",
     "tilewright.ops.mmq.triton_parts",
+    "tilewright.ops.mmq.triton_int8",
+    "tilewright.ops.mmq.int8_parts",
+    "tilewright.ops.mmq.quantize_rows",
+    "tilewright.ops.mmq.schedule",
     "tilewright.ops.mmq.gpu",
     "tilewright.ops.w4a16.triton_gemm",
     "tilewright.ops.w4a16.triton_parts",
@@ -59,11 +64,16 @@ def _cases(weight_types: tuple[str, ...], large: bool) -> tuple[Case, ...]:
         ) -> Case:
             return Case("mmq", weight_type, dtype, m, *shape, "float", flags)
 
+        def eight(
+            dtype: str, m: int, shape: Shape, *flags: str, weight_type: str = weight_type
+        ) -> Case:
+            return Case("mmq", weight_type, dtype, m, *shape, "int8", flags)
+
         for i, shape in enumerate(shapes):
             for j, m in enumerate(_BATCHES):
                 if (i + j) % 2 == 0:
                     cases.append(case(dtypes[(t + i + j // 2) % 3], m, shape))
-        first, second, _ = shapes
+        first, second, third = shapes
         cases += [
             case(fp16, 0, first),
             case(fp16, 130, first),
@@ -75,10 +85,28 @@ def _cases(weight_types: tuple[str, ...], large: bool) -> tuple[Case, ...]:
             case(fp16, 17, first, "bias"),
             case(bf16, 5, second, "bias", "outliers", "strided"),
         ]
+        # Rows that fill whole tiles, where kernels leave out what they compare others with; long K;
+        # and x in 8 bits, with a row, with few, and with enough of them.
+        of_32 = BLOCK_TYPES[weight_type].block_size == 32
+        whole: Shape = (128, shapes[1][1], 0)
+        long: Shape = (33, 10944 if of_32 else 10752, 0)
+        cases += [
+            case(dtypes[t % 3], 17, whole),
+            case(dtypes[(t + 1) % 3], 5, long),
+            case(dtypes[(t + 2) % 3], 17, (128, 14336, 0)),
+            eight(dtypes[t % 3], 1, first),
+            eight(dtypes[(t + 1) % 3], 17, second, "bias"),
+            eight(dtypes[(t + 2) % 3], 33, whole, "outliers"),
+            eight(dtypes[t % 3], 63, third, "strided"),
+            eight(fp16, 17, long),
+            *(eight(dtype, 17, second, "edge") for dtype in (fp32, bf16)),
+        ]
         if large:
             for i, shape in enumerate(_LARGE):
                 for j, m in enumerate((1, 8, 32, 64, 300, 512)):
                     cases.append(case(dtypes[1 + (i + j) % 2], m, shape))
+            cases += [eight(fp16, m, (4096, 4096, 0)) for m in (17, 130, 512)]
+            cases.append(eight(bf16, 512, (1000, 14336, 0)))
     return ordered(cases)
 
 
@@ -99,19 +127,24 @@ def _reference(inputs: Inputs) -> F64:
 
 def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
     columns, source, bias = _judged(inputs)
+    x = inputs.x64()
+    variance = activation_variance(x) if inputs.case.activations == "int8" else None
     sigma = product_sigma(
-        inputs.x64(),
+        x,
         mmq_rows(source),
         bias=bias,
+        x_variance=variance,
         weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
     ).reshape(ref.shape)
-    return ErrorModel(sigma, inputs.case.dtype, columns=columns, of=inputs.case.N)
+    return ErrorModel(sigma, inputs.case.dtype, variance is None, columns=columns, of=inputs.case.N)
 
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
     from tilewright.ops.mmq.op import mmq_gemm
 
-    return mmq_gemm(inputs.x, inputs.weight, inputs.bias, tile=tile)
+    return mmq_gemm(
+        inputs.x, inputs.weight, inputs.bias, activations=inputs.case.activations, tile=tile
+    )
 
 
 def _space() -> TileSpace:
