@@ -9,8 +9,9 @@ matrix is aligned in all of them, for at most 15 elements an expert and tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class GpuExperts:
 
     def one(self, expert: int) -> GpuBlocks | WordsW4:
         """The matrix of one expert, a view."""
-        return replace(self.planes, **{k: t[expert] for k, t in _tensors(self.planes).items()})
+        return _with(self.planes, {k: t[expert] for k, t in _tensors(self.planes).items()})
 
     def to(self, device: torch.device | str) -> GpuExperts:
         """The same weights on another device."""
@@ -86,6 +87,11 @@ def _tensors(weight: GpuBlocks | WordsW4) -> dict[str, torch.Tensor]:
     """Those there are, by the name of their field."""
     found = {field.name: getattr(weight, field.name) for field in fields(weight)}
     return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _with(weight: GpuBlocks | WordsW4, changes: Mapping[str, Any]) -> GpuBlocks | WordsW4:
+    changed: GpuBlocks | WordsW4 = replace(weight, **changes)
+    return changed
 
 
 def _stack(each: Iterable[GpuBlocks | WordsW4], count: int) -> GpuExperts:
@@ -106,7 +112,7 @@ def _stack(each: Iterable[GpuBlocks | WordsW4], count: int) -> GpuExperts:
             made[name][number] = t
     if first is None:
         raise LayoutError("experts are empty; pass the weights of one expert at least")
-    return GpuExperts(replace(first, **made), count)
+    return GpuExperts(_with(first, made), count)
 
 
 def _room(one: torch.Tensor, count: int) -> torch.Tensor:
@@ -155,9 +161,7 @@ def pack_gpu_experts(
     return _stack((pack(expert) for expert in raw), len(raw))
 
 
-def pack_gpu_experts_w4(
-    codes: Sequence[W4Codes], device: torch.device | str = "cpu"
-) -> GpuExperts:
+def pack_gpu_experts_w4(codes: Sequence[W4Codes], device: torch.device | str = "cpu") -> GpuExperts:
     """Pack the 4-bit codes of every expert for the kernels of a GPU, on it.
 
     Raises:
@@ -183,9 +187,8 @@ def join_experts(first: GpuExperts, second: GpuExperts) -> GpuExperts | None:
         return None
     if "zeros" in a and first.N % 8:
         return None
-    join: Callable[[str], torch.Tensor] = lambda name: _joined(a[name], b[name])  # noqa: E731
-    made = {name: a[name] if name == "perm" else join(name) for name in a}
-    return GpuExperts(replace(first.planes, **made, N=first.N + second.N), first.E)
+    made: dict[str, Any] = {n: t if n == "perm" else _joined(t, b[n]) for n, t in a.items()}
+    return GpuExperts(_with(first.planes, made | {"N": first.N + second.N}), first.E)
 
 
 def _joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

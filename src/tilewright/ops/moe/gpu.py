@@ -26,7 +26,15 @@ from tilewright.ops.choose import choose_tile
 from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["GpuWeights", "gpu_moe_gemm", "gpu_moe_mlp", "launch_products", "tile_for"]
+__all__ = [
+    "GpuWeights",
+    "allocate_and_launch",
+    "check_operands",
+    "gpu_moe_gemm",
+    "gpu_moe_mlp",
+    "launch_products",
+    "tile_for",
+]
 
 OP = "moe"
 GpuWeights = GpuExperts | torch.Tensor
@@ -41,7 +49,8 @@ def _shape(experts: GpuWeights) -> tuple[int, int, int]:
     return (experts.E, experts.N, experts.K)
 
 
-def _check(op: str, x: Any, ids: Any, experts: GpuWeights, activations: str) -> None:
+def check_operands(op: str, x: Any, ids: Any, experts: GpuWeights, activations: str) -> None:
+    """Raise unless x is [T, K] and ids [T, top_k], on the device of the experts."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{op}: x is {type(x).__name__}; pass a torch.Tensor [T, K]")
     if activations != "float":
@@ -152,7 +161,7 @@ def gpu_moe_gemm(
     """y[t, j] = W[ids[t, j]] @ x[t] on a GPU, or in Triton's interpreter on the CPU; see
     `tilewright.ops.moe.op.moe_gemm` for arguments and errors. An id that names no expert makes its
     row NaN: nobody waits for the device to look at it."""
-    _check(OP, x, ids, experts, activations)
+    check_operands(OP, x, ids, experts, activations)
     if ids.numel() == 0 or experts.N == 0:
         return x.new_empty(*ids.shape, experts.N)
     return allocate_and_launch(x, experts, ids, tile_for(x, experts, ids.numel(), tile))
@@ -178,11 +187,11 @@ def gpu_moe_mlp(
     down: GpuWeights,
     *,
     activation: str,
-    activations: str = "float",
     tiles: tuple[Tile | None, Tile | None] = (None, None),
     fault: str = "",
 ) -> torch.Tensor:
-    """Gate, up, activation and down on a GPU, or in Triton's interpreter on the CPU.
+    """Gate, up, activation and down on a GPU, or in Triton's interpreter on the CPU, of operands
+    that `tilewright.ops.moe.mlp` has checked.
 
     Args:
         x: [T, H].
@@ -190,7 +199,6 @@ def gpu_moe_mlp(
         parts: (gate_up,) [E, 2 I, H], in one launch; or (gate, up), each [E, I, H], in two.
         down: [E, H, I].
         activation: a key of `triton_parts.ACTIVATIONS`.
-        activations: "float".
         tiles: of the product with gate and up, and of that with down; None for the table's.
         fault: of `triton_combine`, for a test to find.
 
@@ -202,7 +210,6 @@ def gpu_moe_mlp(
     from tilewright.ops.moe.triton_parts import ACTIVATIONS
 
     op = "moe_mlp"
-    _check(op, x, ids, parts[0], activations)
     for name, other in (("weights", weights), ("down", down), ("up", parts[-1])):
         if other.device != x.device:
             raise ValueError(f"{op}: x is on {x.device}, {name} on {other.device}; move one")
@@ -218,10 +225,11 @@ def gpu_moe_mlp(
         h = torch.empty(slots, inner, dtype=x.dtype, device=x.device)
         launch_products(x, parts[0], routes, h, first[0], share=choices, act=act)
     else:
-        halves = [torch.empty(slots, inner, device=x.device) for _ in parts]
-        for part, half, tile in zip(parts, halves, first, strict=True):
+        gate = torch.empty(slots, inner, device=x.device)
+        up = torch.empty(slots, inner, device=x.device)
+        for part, half, tile in zip(parts, (gate, up), first, strict=True):
             launch_products(x, part, routes, half, tile, share=choices)
-        h = _activated(*halves, act).to(x.dtype)
+        h = _activated(gate, up, act).to(x.dtype)
     y = torch.empty(slots, hidden, device=x.device)
     launch_products(h, down, routes, y, tile_for(h, down, slots, tiles[1]), share=1)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)

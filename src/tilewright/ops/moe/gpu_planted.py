@@ -23,5 +23,65 @@ def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.
     return allocate_and_launch(inputs.x, inputs.weight.experts, inputs.weight.ids, tile)
 
 
-PLANTED: tuple[Planted, ...] = ()
+def _planted(
+    name: str,
+    fault: str,
+    why_faster: str,
+    caught_by: str,
+    *,
+    m: int = 16,
+    n: int = 32,
+    mixture: tuple[int, int] = (4, 2),
+    routing: str = "even",
+    algorithm: str = "triton",
+) -> Planted:
+    fields = {"block_n": 32, "block_k": 64, "num_warps": 4, "num_stages": 2, "planted": name}
+    if algorithm == "triton":
+        fields |= {"block_m": 16, "group_m": 8}
+    case = Case(
+        "moe", "Q5_0", "float16", m, n, 64, experts=mixture[0], top_k=mixture[1], routing=routing
+    )
+    return Planted(Tile.of(algorithm, **fields), fault, why_faster, caught_by, _run, (case,))
+
+
+PLANTED = (
+    _planted(
+        "expert-bounds",
+        "every expert ends one row late, and takes the first row of the next",
+        "as fast as the right tile: a bound is off by one",
+        "oracle",
+    ),
+    _planted(
+        "missing-tail",
+        "the last rows of an expert are no whole tile, and are left out",
+        "no tile has rows that it does not need",
+        "ragged-shapes",
+        m=32,
+        mixture=(1, 1),
+    ),
+    _planted(
+        "empty-expert",
+        "an expert without rows takes the first row of the next one",
+        "as fast as the right tile: no expert is looked at twice",
+        "oracle",
+        mixture=(5, 1),
+        routing="few",
+    ),
+    _planted(
+        "first-choice",
+        "every choice of a token is multiplied with the expert of its first",
+        "an expert's weight is read once for all choices of a token",
+        "oracle",
+        m=2,
+        algorithm="gemv",
+    ),
+    _planted(
+        "partial-columns",
+        "the columns of y behind the last whole tile are not stored",
+        "nothing is stored under a mask of columns",
+        "ragged-shapes",
+        m=2,
+        algorithm="gemv",
+    ),
+)
 """The planted tiles of `gpu_space.MOE_SPACE`."""

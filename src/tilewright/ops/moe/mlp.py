@@ -1,10 +1,13 @@
-"""The feed-forward layer of a mixture of experts, experts packed, on the CPU.
+"""The feed-forward layer of a mixture of experts, experts packed.
 
     out[t] = sum_j weights[t, j] * down[e](act(gate[e](x[t])) * up[e](x[t])),   e = ids[t, j]
 
-Expert by expert, in ascending order: its rows are gathered once and pass gate, up and down while
-they are in the cache; results are added to `out` in float32 as they come. So a token's sum has one
-order, whatever other tokens are in the batch, and memory holds the rows of one expert at a time.
+On the CPU expert by expert, in ascending order: its rows are gathered once and pass gate, up and
+down while they are in the cache; results are added to `out` in float32 as they come. So a token's
+sum has one order, whatever other tokens are in the batch, and memory holds the rows of one expert
+at a time.
+On a GPU (`tilewright.ops.moe.gpu`) all experts' products are one launch, those of gate and up with
+the activation among them, and a last one adds up what the choices of a token gave, in their order.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import torch
 from torch.nn import functional
 
 from tilewright.errors import UnsupportedError
-from tilewright.ops.moe.experts import route
+from tilewright.layout.experts import GpuExperts
+from tilewright.ops.moe.experts import PackedExperts, route
 from tilewright.ops.moe.op import Experts, check_routing, check_settings, multiplier
 
 __all__ = ["MLP_ACTIVATIONS", "moe_mlp"]
@@ -47,17 +51,20 @@ def moe_mlp(
         weights: [T, top_k] floating point: what each choice counts, as the router gives it.
         ids: integers [T, top_k], each in 0..E-1; a token may name an expert more than once.
         gate_up: [E, 2 I, H], the I rows of gate before those of up; or (gate, up), each
-            [E, I, H]. Packed, or a dense tensor.
+            [E, I, H]. Packed, or a dense tensor. On a GPU the first form takes one launch, and the
+            second two and a pass more: `tilewright.layout.experts.join_experts` makes one of two.
         down: [E, H, I], packed or dense.
         activation: a key of MLP_ACTIVATIONS.
         activations: "float" or "int8", as for `moe_gemm`.
-        threads: None for torch's setting.
+        threads: on the CPU, None for torch's setting; nothing else has any.
 
     Returns:
-        [T, H] of x's dtype; everything between is float32.
+        [T, H] of x's dtype. On the CPU everything between is float32; on a GPU act(gate) * up is
+        rounded to x's dtype, and all else is float32.
 
     Raises:
-        ValueError, TypeError: a wrong shape or argument, an id out of range.
+        ValueError, TypeError: a wrong shape or argument; on the CPU, an id out of range. On a GPU
+            such an id makes its token NaN.
         UnsupportedError: an activation, dtype or device that is not served.
     """
     if activation not in MLP_ACTIVATIONS:
@@ -69,17 +76,27 @@ def moe_mlp(
     parts = gate_up if isinstance(gate_up, tuple) else (gate_up,)
     inner = _inner(parts, down)
     count, _, hidden = _shape(parts[0])
-    check_routing("moe_mlp", x, ids, count, hidden)
+    on_gpu = any(isinstance(p, GpuExperts) or p.device.type == "cuda" for p in _placed(parts, down))
+    if on_gpu:
+        from tilewright.ops.moe.gpu import check_operands, gpu_moe_mlp
+
+        check_operands("moe_mlp", x, ids, _of_gpu(parts)[0], activations)
+    else:
+        check_routing("moe_mlp", x, ids, count, hidden)
     if weights.shape != ids.shape or not weights.is_floating_point():
         raise ValueError(
             f"moe_mlp: weights has shape {list(weights.shape)} and dtype {weights.dtype}; it must "
             f"be floating point {list(ids.shape)}, as ids"
         )
+    if on_gpu:
+        return gpu_moe_mlp(
+            x, weights, ids, _of_gpu(parts), _of_gpu((down,))[0], activation=activation
+        )  # fmt: skip
     out = torch.zeros(x.shape, dtype=torch.float32)
     routing = route(ids, count)
     dtype = str(x.dtype).removeprefix("torch.")
-    first_half = [multiplier(part, dtype, activations, None, threads) for part in parts]
-    second_half = multiplier(down, "float32", activations, None, threads)
+    first_half = [multiplier(part, dtype, activations, None, threads) for part in _of_cpu(parts)]
+    second_half = multiplier(_of_cpu((down,))[0], "float32", activations, None, threads)
     scale = weights.detach().reshape(-1).to(torch.float32)[routing.slots]
     for expert, first, last in routing.spans:
         tokens = routing.tokens[first:last]
@@ -95,6 +112,25 @@ def moe_mlp(
         # One row after the other, in the order of `tokens`: a repeated token has a fixed order too.
         out.index_add_(0, tokens, y * scale[first:last, None])
     return out.to(x.dtype)
+
+
+def _placed(parts: tuple[Experts, ...], down: Experts) -> list[GpuExperts | torch.Tensor]:
+    """Those that say where they lie; experts packed for the CPU lie there."""
+    return [part for part in (*parts, down) if not isinstance(part, PackedExperts)]
+
+
+def _of_gpu(parts: tuple[Experts, ...]) -> tuple[GpuExperts | torch.Tensor, ...]:
+    for part in parts:
+        if isinstance(part, PackedExperts):
+            raise ValueError(
+                "moe_mlp: some experts are packed for the CPU, others lie on a GPU; pack all "
+                "for one of them"
+            )
+    return tuple(part for part in parts if not isinstance(part, PackedExperts))
+
+
+def _of_cpu(parts: tuple[Experts, ...]) -> tuple[PackedExperts | torch.Tensor, ...]:
+    return tuple(part for part in parts if not isinstance(part, GpuExperts))
 
 
 def _shape(experts: Experts) -> tuple[int, int, int]:

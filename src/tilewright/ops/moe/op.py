@@ -1,4 +1,4 @@
-"""moe: each token times the experts it chose (ggml's MUL_MAT_ID), weights packed, on the CPU.
+"""moe: each token times the experts it chose (ggml's MUL_MAT_ID), weights packed.
 
     slots (token, choice) --sort by expert--> rows of expert 0 | rows of expert 1 | ...
                                                     |  one product an expert with rows
@@ -8,7 +8,8 @@
 An expert's product is the underlying op's (`mmq` for GGUF blocks, `w4a16` for 4-bit codes): same
 kernels, same tile table, looked up by the rows of that expert and not by the number of tokens.
 Experts without rows cost nothing. Sorting is stable and each result is written once, so two runs
-agree bit for bit.
+agree bit for bit. This is the CPU's side; `tilewright.ops.moe.gpu` is that of GPUs, which multiply
+for all experts at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from tilewright.device import cpu_device
 from tilewright.errors import UnsupportedError
+from tilewright.layout.experts import GpuExperts
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.moe.experts import PackedExperts, Routing, route
 from tilewright.ops.space import TileSpace
@@ -27,7 +29,7 @@ from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["Experts", "check_routing", "check_settings", "moe_gemm", "multiplier"]
 
-Experts = PackedExperts | torch.Tensor
+Experts = PackedExperts | GpuExperts | torch.Tensor
 """Packed experts, or a dense tensor [E, N, K] where a type has no packed kernel."""
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -36,7 +38,7 @@ _ACTIVATIONS = ("float", "int8")
 
 def moe_gemm(
     x: torch.Tensor,
-    experts: PackedExperts,
+    experts: PackedExperts | GpuExperts,
     ids: torch.Tensor,
     *,
     activations: str = "float",
@@ -47,24 +49,32 @@ def moe_gemm(
 
     Args:
         x: [T, K] float32, float16 or bfloat16, any strides.
-        experts: packed W [E, N, K], from `pack_expert_blocks` or `pack_expert_w4`.
+        experts: packed W [E, N, K], from `pack_expert_blocks` or `pack_expert_w4`; for a GPU from
+            `tilewright.layout.experts`.
         ids: integers [T, top_k], each in 0..E-1; a token may name an expert more than once.
-        activations: "float" multiplies x as it is (weight-only). "int8" rounds x to 8 bits per
-            32 values where an expert has more than one row: faster, and less exact.
-        tile: a tile of the underlying op's space, for every expert; None takes the table's for the
-            rows of each expert.
-        threads: None for torch's setting.
+        activations: "float" multiplies x as it is (weight-only). "int8", on the CPU, rounds x to 8
+            bits per 32 values where an expert has more than one row: faster, and less exact.
+        tile: on the CPU a tile of the underlying op's space, for every expert, and None takes the
+            table's for the rows of each expert; on a GPU one of `gpu_space.MOE_SPACE`, and None
+            takes the table's for the rows of all experts.
+        threads: on the CPU, None for torch's setting; nothing else has any.
 
     Returns:
-        [T, top_k, N] of x's dtype; sums are float32.
+        [T, top_k, N] of x's dtype; sums are float32. On a GPU weights are rounded to that dtype
+        before they are multiplied by matrix units.
 
     Raises:
-        ValueError, TypeError: a wrong shape or argument, an id out of range.
+        ValueError, TypeError: a wrong shape or argument; on the CPU, an id out of range. On a GPU,
+            where nobody waits to see the ids, such an id makes its row NaN.
         UnsupportedError: a dtype or device no kernel serves.
         TileError: the tile breaks a rule of the space.
 
     Method: rows sorted by expert, as ggml's MUL_MAT_ID.
     """
+    if isinstance(experts, GpuExperts):
+        from tilewright.ops.moe.gpu import gpu_moe_gemm
+
+        return gpu_moe_gemm(x, experts, ids, activations=activations, tile=tile)
     if not isinstance(experts, PackedExperts):
         raise TypeError(
             f"moe: experts is {type(experts).__name__}; pass PackedExperts, from "
@@ -91,7 +101,7 @@ def _unsorted(y: torch.Tensor, routing: Routing, dtype: torch.dtype) -> torch.Te
 
 
 def multiplier(
-    experts: Experts,
+    experts: PackedExperts | torch.Tensor,
     act_dtype: str,
     activations: str,
     tile: Tile | None = None,
@@ -165,7 +175,8 @@ def check_routing(op: str, x: Any, ids: Any, experts: int, columns: int) -> None
         )
     if x.device.type != "cpu":
         raise UnsupportedError(
-            f"{op}: x is on {x.device}; this version runs experts on the CPU - call x.cpu()"
+            f"{op}: x is on {x.device}, the experts are packed for the CPU; call x.cpu(), or pack "
+            "them for the GPU with tilewright.layout.experts"
         )
     if x.dim() != 2 or x.shape[1] != columns:
         raise ValueError(f"{op}: x has shape {list(x.shape)}; it must be [T, K={columns}]")

@@ -3,8 +3,9 @@
 Operands are the underlying op's, drawn once an expert. GGUF experts lie in one buffer with 0xFF
 before, between and behind them, so a slice that begins or ends in the wrong place reads NaN scales.
 
-The op has no tile space of its own: each expert is one product of the underlying op, with its
-tiles, looked up by the rows of that expert.
+On the CPU the op has no tile space of its own: each expert is one product of the underlying op,
+with its tiles, looked up by the rows of that expert. GPUs multiply for all experts at once, and
+have one (`gpu_spec`, `gpu_space`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tilewright.device import cpu_device
+from tilewright.device import INTERPRETER, cpu_device
 from tilewright.ops.cases import ordered
 from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
 from tilewright.ops.contract import (
@@ -52,7 +53,8 @@ class MoeOperand:
     """What the op reads beside x.
 
     Attributes:
-        experts: `tilewright.ops.moe.experts.PackedExperts`.
+        experts: `tilewright.ops.moe.experts.PackedExperts`, on a GPU
+            `tilewright.layout.experts.GpuExperts`.
         ids: int64 [T, top_k].
     """
 
@@ -259,6 +261,18 @@ def _arch() -> str:
     return cpu_device().arch
 
 
+def _on_gpu(arch: str | None) -> OpSpec:
+    from tilewright.ops.moe.gpu_spec import gpu_spec
+
+    return gpu_spec(arch)
+
+
+def _interpreted(arch: str | None) -> OpSpec:
+    from tilewright.ops.moe.gpu_spec import gpu_spec
+
+    return gpu_spec(INTERPRETER, "cpu")
+
+
 _CORRUPTIONS: dict[str, Callable[[Inputs], Inputs | None]] = {
     "wrong expert": _wrong_expert,
     **{name: _on_one_expert(name) for name in (*MMQ.corruptions, *W4A16.corruptions)},
@@ -278,4 +292,5 @@ SPEC = OpSpec(
     bytes=_bytes,
     corruptions=_CORRUPTIONS,
     arch=_arch,
+    devices={"cuda": _on_gpu, "interpreter": _interpreted},
 )

@@ -95,13 +95,15 @@ def _moe_kernel(
     for step in range(0, tl.cdiv(K, BLOCK_K)):
         k = step * BLOCK_K
         column = offs_k + k
-        mask_k = None if EVEN_K else (column < K)
-        if HAS_PERM:
-            column = tl.load(perm_ptr + column, mask=mask_k, other=None if EVEN_K else 0)
-        x = tl.load(
-            x_rows + column[:, None] * stride_xk,
-            mask=None if EVEN_K else mask_k[:, None], other=None if EVEN_K else 0.0,
-        )  # fmt: skip
+        if EVEN_K:
+            if HAS_PERM:
+                column = tl.load(perm_ptr + column)
+            x = tl.load(x_rows + column[:, None] * stride_xk)
+        else:
+            mask_k = column < K
+            if HAS_PERM:
+                column = tl.load(perm_ptr + column, mask=mask_k, other=0)
+            x = tl.load(x_rows + column[:, None] * stride_xk, mask=mask_k[:, None], other=0.0)
         w = weight_tile(
             low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, row_n, k, K, group, stride_sb, stride_mb,
             stride_tb, dtype, LOW, HIGH, CODES, OFFSET, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB,
@@ -137,7 +139,8 @@ def launch_moe(
 
     Args:
         x: [slots / share, K], any strides.
-        experts: [E, N, K], on the device of x, a dense tensor with contiguous rows among them; fused, [E, 2 N, K]: gate's rows before up's.
+        experts: [E, N, K], on the device of x; fused, [E, 2 N, K]: gate's rows before up's. A
+            dense tensor has contiguous rows.
         slots, tiles: of `triton_route.launch_route`, with the tile's block_m.
         y: [slots, N] of any floating dtype and strides.
         tile: algorithm "triton" of `gpu_space.MOE_SPACE`.

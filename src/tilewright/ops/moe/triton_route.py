@@ -67,24 +67,26 @@ def _route_kernel(
     tile = begin // BLOCK_M + expert
     past = (begin + count) // BLOCK_M + expert + 1
     end = begin + count
-    if FAULT == "expert-bounds":  # every expert ends one row late, in the rows of the next
+    if FAULT == "expert-bounds":  # every expert ends one row late, and the next begins there
+        begin += (begin > 0).to(tl.int32)
         end = tl.minimum(end + 1, slots)
     elif FAULT == "missing-tail":  # the last rows of an expert are no whole tile: left out
         end = begin + count // BLOCK_M * BLOCK_M
+    elif FAULT == "empty-expert":  # one without rows takes the first of the next, which skips it
+        before = tl.zeros((BLOCK,), tl.int32)
+        for at in range(0, slots, BLOCK):
+            ids = _experts_of(ids_ptr, at + offs, slots, experts)
+            before += (ids == expert - 1).to(tl.int32)
+        begin += ((tl.sum(before, 0) == 0) & (expert > 0) & (count > 0)).to(tl.int32)
+        end = tl.minimum(end + (count == 0).to(tl.int32), slots)
     offs_t = tl.arange(0, 64)
     for at in range(tile, past, 64):
         t = at + offs_t
         first = begin + (t - tile) * BLOCK_M
-        used = first < end
-        if FAULT == "empty-expert":  # one without rows gets a tile, of a row of the next
-            used = used | (t == tile)
-            last = tl.minimum(tl.maximum(end, first + 1), first + BLOCK_M)
-        else:
-            last = tl.minimum(end, first + BLOCK_M)
         mask = t < past
-        tl.store(tiles_ptr + 3 * t, tl.where(used, expert, -1), mask=mask)
+        tl.store(tiles_ptr + 3 * t, tl.where(first < end, expert, -1), mask=mask)
         tl.store(tiles_ptr + 3 * t + 1, first, mask=mask)
-        tl.store(tiles_ptr + 3 * t + 2, last, mask=mask)
+        tl.store(tiles_ptr + 3 * t + 2, tl.minimum(end, first + BLOCK_M), mask=mask)
 
 
 def tiles_of(slots: int, experts: int, block_m: int) -> int:
