@@ -1,8 +1,8 @@
 """The tile space of mmq on GPUs, over `tilewright.layout.blocks.GpuBlocks`.
 
-"int8" has a file of its own (`int8_space`); here are the tiles of "triton": block_m x block_n
-outputs, K in steps of block_k, in `split_k` shares; `num_warps` warps a program, loads `num_stages`
-steps ahead, bands of `group_m` rows of tiles.
+"int8" and "dense" have files of their own (`int8_space`, `dense_space`); here are the tiles of
+"triton": block_m x block_n outputs, K in steps of block_k, in `split_k` shares; `num_warps` warps a
+program, loads `num_stages` steps ahead, bands of `group_m` rows of tiles.
 
 Rules and defaults follow what the compiler showed for all 13 types on sm_80, sm_90, gfx1151, gfx90a
 and gfx942 (Triton 3.7): what spills, what waits for every product, what it allots. None was timed.
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.cross import warp_size
-from tilewright.ops.mmq import int8_space
+from tilewright.ops.mmq import dense_space, int8_space
 from tilewright.ops.mmq.triton_planted import PLANTED
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.ops.w4a16.triton_space import smem_limit_bytes
@@ -131,7 +131,7 @@ def _only(algorithm: str, rule: Rule) -> Rule:
     )  # fmt: skip
 
 
-RULES = (*(_only("triton", rule) for rule in _TRITON_RULES), *int8_space.RULES)
+RULES = (*(_only("triton", rule) for rule in _TRITON_RULES), *int8_space.RULES, *dense_space.RULES)
 
 
 def _tile(
@@ -174,6 +174,9 @@ def _default(problem: Problem) -> Tile:
     eight_bit = int8_space.default(problem)
     if eight_bit is not None:
         return eight_bit
+    by_library = dense_space.default(problem)
+    if by_library is not None:
+        return by_library
     return next(
         tile for tile in _choices(problem) if all(rule.holds(tile, problem) for rule in RULES)
     )
@@ -182,6 +185,8 @@ def _default(problem: Problem) -> Tile:
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
     if tile.algorithm == "int8":
         return int8_space.extents(tile)
+    if tile.algorithm == "dense":
+        return dense_space.extents(tile)
     depths = (tile.block_k, tile.block_k * tile.split_k)
     return {"M": (tile.block_m,), "N": (tile.block_n,), "K": depths}
 
@@ -199,10 +204,11 @@ TRITON_SPACE = TileSpace(
             "split_k": (1, 2, 4, 8, 16),
         },
         "int8": int8_space.FIELDS,
+        "dense": dense_space.FIELDS,
     },
     rules=RULES,
     default=_default,
     extents=_extents,
-    planted=(*PLANTED, *int8_space.PLANTED),
+    planted=(*PLANTED, *int8_space.PLANTED, *dense_space.PLANTED),
 )
 """The tiles of mmq, for every GPU and the interpreter."""
