@@ -44,6 +44,7 @@ with interpreting():
     import_module("tilewright.ops.w4a16.triton_gemm")
     import_module("tilewright.ops.w4a16.triton_skinny")
     import_module("tilewright.ops.mmq.triton_gemm")
+    import_module("tilewright.ops.mmq.triton_gemv")
     import_module("tilewright.ops.mmq.triton_int8")
     import_module("tilewright.ops.moe.triton_combine")
     import_module("tilewright.ops.moe.triton_gemm")

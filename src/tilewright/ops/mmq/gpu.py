@@ -31,6 +31,7 @@ _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 
 _KERNELS = {
     "triton": ("triton_gemm", "launch_mmq", "workspace_mmq"),
+    "gemv": ("triton_gemv", "launch_gemv", "workspace_gemv"),
     "int8": ("triton_int8", "launch_int8", "workspace_int8"),
     "dense": ("dense_gemm", "launch_dense", "workspace_dense"),
 }

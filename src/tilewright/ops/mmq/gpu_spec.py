@@ -34,6 +34,8 @@ F64 = npt.NDArray[np.float64]
 _SOURCES = (
     "tilewright.ops.mmq.triton_gemm",
     "tilewright.ops.mmq.triton_parts",
+    "tilewright.ops.mmq.triton_gemv",
+    "tilewright.ops.mmq.gemv_parts",
     "tilewright.ops.mmq.triton_int8",
     "tilewright.ops.mmq.int8_parts",
     "tilewright.ops.mmq.dense_gemm",

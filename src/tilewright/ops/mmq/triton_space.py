@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.cross import warp_size
-from tilewright.ops.mmq import dense_space, int8_space
+from tilewright.ops.mmq import dense_space, gemv_space, int8_space
 from tilewright.ops.mmq.triton_planted import PLANTED
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.ops.w4a16.triton_space import smem_limit_bytes
@@ -131,7 +131,12 @@ def _only(algorithm: str, rule: Rule) -> Rule:
     )  # fmt: skip
 
 
-RULES = (*(_only("triton", rule) for rule in _TRITON_RULES), *int8_space.RULES, *dense_space.RULES)
+RULES = (
+    *(_only("triton", rule) for rule in _TRITON_RULES),
+    *gemv_space.RULES,
+    *int8_space.RULES,
+    *dense_space.RULES,
+)
 
 
 def _tile(
@@ -171,9 +176,9 @@ def _choices(problem: Problem) -> Iterator[Tile]:
 
 
 def _default(problem: Problem) -> Tile:
-    eight_bit = int8_space.default(problem)
-    if eight_bit is not None:
-        return eight_bit
+    for found in (gemv_space.default(problem), int8_space.default(problem)):
+        if found is not None:
+            return found
     by_library = dense_space.default(problem)
     if by_library is not None:
         return by_library
@@ -183,8 +188,8 @@ def _default(problem: Problem) -> Tile:
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
-    if tile.algorithm == "int8":
-        return int8_space.extents(tile)
+    if tile.algorithm in ("gemv", "int8"):
+        return (gemv_space if tile.algorithm == "gemv" else int8_space).extents(tile)
     if tile.algorithm == "dense":
         return dense_space.extents(tile)
     depths = (tile.block_k, tile.block_k * tile.split_k)
@@ -203,12 +208,13 @@ TRITON_SPACE = TileSpace(
             "group_m": (1, 4, 8),
             "split_k": (1, 2, 4, 8, 16),
         },
+        "gemv": gemv_space.FIELDS,
         "int8": int8_space.FIELDS,
         "dense": dense_space.FIELDS,
     },
     rules=RULES,
     default=_default,
     extents=_extents,
-    planted=(*PLANTED, *int8_space.PLANTED, *dense_space.PLANTED),
+    planted=(*PLANTED, *gemv_space.PLANTED, *int8_space.PLANTED, *dense_space.PLANTED),
 )
 """The tiles of mmq, for every GPU and the interpreter."""

@@ -1,0 +1,422 @@
+"""mmq for few rows of x in Triton, for decoding: the weights' bytes are the cost.
+
+::
+
+    y[m, n] = sum_k x[m, k] * (scale[n, k / SUB] * code[n, k] + minimum[n, k / SUB]) + bias[n]
+
+A program computes BLOCK_N rows of the weight for all rows of x. Its warps stand along K: warp w
+takes unit ``step * W * UNITS + w * UNITS``, of 64 to 256 columns, and the ones behind it, so that a
+program reads BLOCK_N streams from front to back, 16 bytes a lane. At the end the warps' sums meet.
+Words lie as `tilewright.layout.blocks` draws them; how a unit's become weights is told in
+`gemv_parts`.
+
+block_m >= 8, 16-bit x    matrix units. Weights of the K-quants and IQ4_XS enter without d, as code
+                          times sub-scale, exact or rounded once; d multiplies the sums of its
+                          block. Minimums are a product of their own, and exact too. Of other types
+                          weights are rounded once to the dtype of x, as in `triton_gemm`.
+else                      sums of products in float32, a row of x at a time: weights are not
+                          rounded.
+
+With SPLIT > 1 the grid has a second dimension, of shares of K: their sums go to `partials` [SPLIT,
+M, N] float32, and a second kernel adds them in their order; two launches agree bit for bit.
+
+Rows of the weight past N repeat the last one and are not stored. Columns past K are not read of
+the weight, whose last ones are read again, and are 0 in x.
+
+FAULT plants one of the errors of `gemv_space` for the gate to find. It is "" in every tile of the
+space, and the compiler then sees none of it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, assignment"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there. Its tuples
+# grow.
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.errors import UnsupportedError
+from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.blocks import GpuBlocks
+from tilewright.ops.cross import target_arch
+from tilewright.ops.mmq.gemv_parts import (
+    by_word,
+    in_places,
+    constant_operand,
+    left_operand,
+    load_scales,
+    load_x,
+    numbers_of,
+    places,
+    right_operand,
+    weights_packed,
+    weights_plain,
+)
+from tilewright.ops.w4a16.triton_gemm import asm_of, spans_wide
+from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
+from tilewright.tiles.tile import Tile
+
+__all__ = ["INTERPRETED", "launch_gemv", "workspace_gemv"]
+
+_SUMMED: int = 256  # outputs of a program of the second pass
+_FLIPPED: bool = tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 7)
+_LEAST_DOT = 8  # rows of x from which matrix units multiply
+
+
+@triton.jit
+def _store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
+    """float32 rounded once to the dtype of y."""
+    dtype: tl.constexpr = y_ptrs.dtype.element_ty
+    if INTERPRET and dtype == tl.bfloat16:
+        v = bfloat16_bits(v).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    tl.store(y_ptrs, v.to(dtype), mask=mask)
+
+
+@triton.jit
+def _store_tile(
+    y, y_ptr, p_ptr, b_ptr, offs_m, offs_n, row_n, share, M, N, stride_ym, stride_yn,
+    SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
+):  # fmt: skip
+    """Sums [BLOCK_N, m] to y, or to the partials of a share of K."""
+    rows = M
+    if FAULT == "gemv-past-the-end":
+        rows = M + 1
+    mask = (offs_n < N)[:, None] & (offs_m < rows)[None, :]
+    if SPLIT > 1:
+        at = (share * M + offs_m)[None, :] * tl.cast(N, tl.int64) + offs_n[:, None]
+        tl.store(p_ptr + at, y, mask=mask)
+    else:
+        if HAS_BIAS:
+            y += to_float32(tl.load(b_ptr + row_n), INTERPRET)[:, None]
+        row_y = offs_m[None, :].to(tl.int64) * stride_ym
+        _store(y_ptr + row_y + offs_n[:, None].to(tl.int64) * stride_yn, y, mask, INTERPRET)
+
+
+@triton.jit
+def _fetch(
+    low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, step, end, K, stride_sb,
+    stride_mb, stride_tb,
+    LOW: tl.constexpr, HIGH: tl.constexpr, SCALING: tl.constexpr, MINIMUMS: tl.constexpr,
+    BYTES: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr,
+    UNITS: tl.constexpr, DOT: tl.constexpr, FLIPPED: tl.constexpr,
+):  # fmt: skip
+    """What lies in memory of the units of a step, eight tensors each: words of both planes, four of
+    `load_scales`, d and dmin. What a type lacks is another one of them.
+
+    Units from `end` on are the one before it, lanes past K the last one that is there.
+    """
+    C: tl.constexpr = 128 // LOW
+    COUNT: tl.constexpr = C // SUB if C > SUB else 1
+    PARTS: tl.constexpr = BLOCK // SUB
+    PER: tl.constexpr = LOW // HIGH if HIGH > 0 else 1  # words of low that a word of high serves
+    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if BYTES > 0 else 1
+    _, warp, _, t = places(1, W, FLIPPED)
+    found = ()
+    for u in tl.static_range(UNITS):
+        unit = tl.minimum((step * W + warp) * UNITS + u, end - 1)
+        lane = tl.minimum(t, (K - unit * (4 * C)) // C - 1)
+        low = tl.load(low_ptrs + (unit * 16 + lane * 4)[:, :, :, :, None])
+        high = low
+        if HIGH > 0:
+            word = unit * (16 // PER) + lane * (4 // PER)
+            if PER == 4:
+                high = tl.load(high_ptrs + word)[:, :, :, :, None]
+            else:
+                two = tl.arange(0, 2)[None, None, None, None, :]
+                high = tl.load(high_ptrs[:, :, :, :, None] + word[:, :, :, :, None] + two)
+        sub = unit * (4 * C // SUB) + lane * C // SUB
+        b0, b1, b2, b3 = load_scales(
+            s_ptrs, m_ptrs, t_ptrs, sub, stride_sb, stride_mb, stride_tb, SCALING, MINIMUMS, BYTES,
+            COUNT, PARTS,
+        )  # fmt: skip
+        scale = b0
+        minimum = b0
+        if BYTES > 0 and not DOT:
+            scale = tl.load(s_ptrs + sub // PARTS * stride_sb)
+            if MINIMUMS:
+                minimum = tl.load(m_ptrs + sub // PARTS * stride_mb)
+        low = in_places(low, FLIPPED)
+        high = in_places(high, FLIPPED)
+        b0 = in_places(b0, FLIPPED)
+        b1 = in_places(b1, FLIPPED)
+        b2 = in_places(b2, FLIPPED)
+        b3 = in_places(b3, FLIPPED)
+        scale = in_places(scale, FLIPPED)
+        minimum = in_places(minimum, FLIPPED)
+        if BYTES > 0 and DOT:
+            if (u + 1) % BLOCK_UNITS == 0 or u + 1 == UNITS:  # where a block, or a step, ends
+                at = tl.minimum((step * W + tl.arange(0, W)) * UNITS + u, end - 1)
+                block = (at // BLOCK_UNITS)[:, None]
+                scale = tl.load(d_ptrs + block * stride_sb)
+                if MINIMUMS:
+                    minimum = tl.load(e_ptrs + block * stride_mb)
+        found = found + (low, high, b0, b1, b2, b3, scale, minimum)
+    return found
+
+
+@triton.jit(
+    do_not_specialize=["stride_sn", "stride_sb", "stride_mn", "stride_mb", "stride_tn", "stride_tb"]
+)
+def _gemv_kernel(
+    x_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, b_ptr, y_ptr, p_ptr,
+    M, N, K,
+    stride_xm, stride_xk, stride_ln, stride_hn, stride_sn, stride_sb, stride_mn, stride_mb,
+    stride_tn, stride_tb, stride_ym, stride_yn,
+    LOW: tl.constexpr, HIGH: tl.constexpr, CODES: tl.constexpr, OFFSET: tl.constexpr,
+    SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, SUB_OFFSET: tl.constexpr,
+    SUB: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, UNITS: tl.constexpr,
+    AHEAD: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, PACKED: tl.constexpr,
+    WHOLE: tl.constexpr, WIDE: tl.constexpr, FLIPPED: tl.constexpr, INTERPRET: tl.constexpr,
+    FAULT: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N columns of y, or of one share of them."""
+    P: tl.constexpr = 16 // LOW
+    C: tl.constexpr = 8 * P  # columns of a lane
+    COUNT: tl.constexpr = C // SUB if C > SUB else 1
+    PARTS: tl.constexpr = BLOCK // SUB
+    SUBS: tl.constexpr = BYTES > 0
+    R: tl.constexpr = BLOCK_N // 8
+    ROWS: tl.constexpr = BLOCK_M // 8 if DOT else 1
+    ADDED: tl.constexpr = MINIMUMS and FAULT != "gemv-no-minimum"
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    WTYPE: tl.constexpr = dtype if DOT else tl.float32
+    PER: tl.constexpr = LOW // HIGH if HIGH > 0 else 1  # words of low that a word of high serves
+    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if SUBS else 1
+    KEPT: tl.constexpr = 8 if (SUBS or SCALING == "exponent") and not AHEAD else 4
+    PLAIN_ADDED: tl.constexpr = ADDED and not (SUBS and DOT)
+    pid_n = tl.program_id(0)
+    share = tl.program_id(1)
+
+    r, _, g, _ = places(R, W, FLIPPED)
+    d = tl.arange(0, 4)[None, None, None, None, :]
+    row = tl.minimum(pid_n * BLOCK_N + r * 8 + g, N - 1)
+    if WIDE:
+        row = row.to(tl.int64)
+    low_ptrs = (low_ptr + row * stride_ln)[:, :, :, :, None] + d
+    high_ptrs = high_ptr + row * stride_hn
+    s_ptrs = s_ptr + row * stride_sn
+    m_ptrs = m_ptr + row * stride_mn
+    t_ptrs = t_ptr + row * stride_tn
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_n = tl.minimum(offs_n, N - 1)
+    if WIDE:
+        row_n = row_n.to(tl.int64)
+    d_ptrs = s_ptr + (row_n * stride_sn)[None, :]
+    e_ptrs = m_ptr + (row_n * stride_mn)[None, :]
+    offs_m = tl.arange(0, 8 * ROWS)
+    r_s, warp_s, g_s, t_s = places(R, W, False)
+    r, warp, g, t = places(ROWS, W, FLIPPED)
+    row_m = (r * 8 + g)[:, :, :, :, None]
+    mask_m = row_m < M
+    x_ptrs = x_ptr + row_m.to(tl.int64) * stride_xm
+    if not DOT:  # the same row for all: each lane of a column reads it
+        mask_m = row_m < 8
+        x_ptrs = x_ptr + row_m * 0
+
+    units = tl.cdiv(K, 4 * C)
+    if FAULT == "gemv-k-tail":
+        units = K // (4 * C)
+    steps = tl.cdiv(units, W * UNITS)
+    each = tl.cdiv(steps, SPLIT)
+    first = share * each
+    last = tl.minimum(first + each, steps)
+
+    acc = tl.zeros((W, BLOCK_N, BLOCK_M), tl.float32)
+    none = tl.zeros((R, W, 8, 4), tl.float32)
+    sums = (none,) * BLOCK_M
+    end = tl.minimum(units, last * (W * UNITS))
+    ahead = none
+    if AHEAD:
+        ahead = _fetch(
+            low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, first, end, K, stride_sb,
+            stride_mb, stride_tb, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS, DOT,
+            FLIPPED,
+        )  # fmt: skip
+    for step in range(first, last):
+        part = acc
+        part_m = acc
+        now = ahead
+        following = step
+        if AHEAD:
+            following = step + 1
+        found = _fetch(
+            low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, following, end, K,
+            stride_sb, stride_mb, stride_tb, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W,
+            UNITS, DOT, FLIPPED,
+        )  # fmt: skip
+        if AHEAD:
+            ahead = found
+        else:
+            now = found
+        for u in tl.static_range(UNITS):
+            low = now[8 * u]
+            high = low
+            if HIGH > 0:
+                high = by_word(now[8 * u + 1], 4 // PER) >> (HIGH * P * (d % PER))
+            column = (((step * W + warp) * UNITS + u) * (4 * C) + t * C)[:, :, :, :, None]
+            sub = tl.minimum((step * W + warp_s) * UNITS + u, end - 1) * (4 * C // SUB)
+            sub += t_s * C // SUB
+            b0 = now[8 * u + 2]
+            b1 = now[8 * u + 3]
+            b2 = now[8 * u + 4]
+            b3 = now[8 * u + 5]
+            scale, minimum = numbers_of(
+                b0, b1, b2, b3, sub, SCALING, MINIMUMS, SUB_OFFSET, COUNT, PARTS
+            )
+            if PACKED:
+                w = weights_packed(
+                    low, high, by_word(scale.to(dtype), COUNT), by_word(minimum.to(dtype), COUNT),
+                    dtype, LOW, HIGH, CODES, OFFSET, SUBS, ADDED,
+                )  # fmt: skip
+            else:
+                scale = scale.to(tl.float32)
+                least = minimum.to(tl.float32)
+                if SUBS and not DOT:
+                    scale *= now[8 * u + 6].to(tl.float32)[:, :, :, :, None]
+                    if MINIMUMS:
+                        least *= -now[8 * u + 7].to(tl.float32)[:, :, :, :, None]
+                w = weights_plain(
+                    low, high, by_word(scale, COUNT), by_word(least, COUNT), WTYPE, LOW, HIGH,
+                    CODES, OFFSET, PLAIN_ADDED, INTERPRET,
+                )  # fmt: skip
+
+            if DOT:
+                x = load_x(x_ptrs, column, K, stride_xk, mask_m, P, WHOLE, INTERPRET, FLIPPED)
+                x = right_operand(x, KEPT)
+                if SUBS:
+                    if u % BLOCK_UNITS == 0:
+                        part = tl.zeros((W, BLOCK_N, BLOCK_M), tl.float32)
+                        part_m = part
+                    part = tl.dot(left_operand(w, KEPT), x, part)
+                    if ADDED:
+                        least = constant_operand(by_word(minimum.to(w.dtype), COUNT), P, KEPT)
+                        part_m = tl.dot(least, x, part_m)
+                    if (u + 1) % BLOCK_UNITS == 0 or u + 1 == UNITS:
+                        acc += part * now[8 * u + 6].to(tl.float32)[:, :, None]
+                        if ADDED:
+                            acc -= part_m * now[8 * u + 7].to(tl.float32)[:, :, None]
+                else:
+                    acc = tl.dot(left_operand(w, KEPT), x, acc)
+            else:
+                added = ()
+                for m in tl.static_range(BLOCK_M):
+                    x_m = x_ptrs + tl.cast(tl.minimum(m, M - 1), tl.int64) * stride_xm
+                    x = load_x(x_m, column, K, stride_xk, mask_m, P, WHOLE, INTERPRET, FLIPPED)
+                    x = to_float32(x, INTERPRET)
+                    product = w.reshape(R, W, 8, 4, C) * x
+                    added = added + (sums[m] + tl.sum(product, 4),)
+                sums = added
+
+    if DOT:
+        y = tl.sum(acc, 0)
+        _store_tile(
+            y, y_ptr, p_ptr, b_ptr, offs_m, offs_n, row_n, share, M, N, stride_ym, stride_yn,
+            SPLIT, HAS_BIAS, INTERPRET, FAULT,
+        )  # fmt: skip
+    else:
+        for m in tl.static_range(BLOCK_M):
+            y = tl.sum(tl.sum(sums[m], 3), 1).reshape(BLOCK_N)
+            one = m + tl.arange(0, 1)
+            _store_tile(
+                y[:, None], y_ptr, p_ptr, b_ptr, one, offs_n, row_n, share, M, N, stride_ym,
+                stride_yn, SPLIT, HAS_BIAS, INTERPRET, FAULT,
+            )  # fmt: skip
+
+
+@triton.jit
+def _sum_kernel(
+    p_ptr, b_ptr, y_ptr, M, N, stride_ym, stride_yn,
+    SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,
+    FAULT: tl.constexpr,
+):  # fmt: skip
+    """BLOCK values of y, from the shares of K in their order."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    size = tl.cast(M, tl.int64) * N  # Triton makes constants of sizes of 1
+    mask = at < size
+    m = at // N
+    n = at % N
+    y = tl.zeros((BLOCK,), tl.float32)
+    shares: tl.constexpr = SPLIT - 1 if FAULT == "gemv-lost-partial" else SPLIT
+    for share in tl.static_range(shares):
+        y += tl.load(p_ptr + share * size + at, mask=mask, other=0.0)
+    if HAS_BIAS:
+        y += to_float32(tl.load(b_ptr + n, mask=mask, other=0.0), INTERPRET)
+    _store(y_ptr + m * stride_ym + n * stride_yn, y, mask, INTERPRET)
+
+
+INTERPRETED: bool = not isinstance(_gemv_kernel, triton.JITFunction)
+"""TRITON_INTERPRET=1 was set when this module was imported: tensors of the CPU are served."""
+
+
+def workspace_gemv(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
+    """Floats of partial sums and arrival counters that a tile needs: the shares, and none."""
+    return (tile.split_k * M * N if tile.split_k > 1 else 0), 0
+
+
+def launch_gemv(
+    x: torch.Tensor,
+    weight: GpuBlocks,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: Tile,
+    workspace: Any,
+) -> None:
+    """Write x @ W.T + bias to y. Neither chooses, allocates nor checks a rule.
+
+    Args:
+        x: [M, K], 1 <= M <= tile.block_m, any strides.
+        weight: on the device of x.
+        bias: [N] of any floating dtype, contiguous.
+        y: [M, N] of the dtype of x, any strides.
+        tile: "gemv" of `triton_space.TRITON_SPACE`, or a planted one.
+        workspace: `partials` of what `workspace_gemv` says; any content.
+
+    Raises:
+        UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
+    """
+    if x.device.type == "cpu" and not INTERPRETED:
+        raise UnsupportedError(
+            "mmq: x is on the CPU, where Triton only interprets; set TRITON_INTERPRET=1 before "
+            "the first import of the kernel, or move x to a GPU"
+        )
+    m, k = x.shape
+    n, form, block = weight.N, weight.form, BLOCK_TYPES[weight.type_name].block_size
+    high, scales = weight.high, weight.scales
+    minimums, subs = weight.minimums, weight.sub_scales
+    fault = tile.as_dict().get("planted", "")
+    partials = workspace.partials if tile.split_k > 1 else scales
+    dot = tile.block_m >= _LEAST_DOT and x.dtype != torch.float32
+    halves = form.codes == "offset" or (form.codes == "signed" and x.dtype == torch.float16)
+    packed = (
+        dot and halves and asm_of(target_arch(x.device), x.dtype) == "nv"
+        and (form.sub_bytes > 0 or (form.scaling == "half" and x.dtype == torch.float16))
+    )  # fmt: skip
+    step = 512 // form.low.bits * tile.num_warps * tile.units
+    _gemv_kernel[(triton.cdiv(n, tile.block_n), tile.split_k)](
+        x, weight.low, weight.low if high is None else high, scales,
+        scales if minimums is None else minimums, scales if subs is None else subs,
+        scales if bias is None else bias, y, partials,
+        m, n, k,
+        *x.stride(), weight.low.stride(0), 0 if high is None else high.stride(0),
+        *scales.stride(), *(scales if minimums is None else minimums).stride(),
+        *(scales if subs is None else subs).stride(), *y.stride(),
+        LOW=form.low.bits, HIGH=form.high_bits, CODES=form.codes, OFFSET=form.offset,
+        SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
+        SUB_OFFSET=form.sub_offset, SUB=form.sub, BLOCK=block, HAS_BIAS=bias is not None,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, W=tile.num_warps, UNITS=tile.units,
+        AHEAD=tile.ahead, SPLIT=tile.split_k, DOT=dot, PACKED=packed, WHOLE=k % step == 0,
+        WIDE=any(spans_wide(t) for t in (x, y, *weight.tensors)),
+        FLIPPED=_FLIPPED, INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps,
+        num_stages=1,
+    )  # fmt: skip
+    if tile.split_k > 1:
+        _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
+            partials, scales if bias is None else bias, y, m, n, *y.stride(),
+            SPLIT=tile.split_k, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED,
+            FAULT=fault, num_warps=2,
+        )  # fmt: skip
