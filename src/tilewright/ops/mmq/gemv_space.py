@@ -135,7 +135,7 @@ def _planted(
     weight_type: str = "Q4_K",
     split_k: int = 1,
 ) -> Planted:
-    tile = _tile(8, 16, 2, split_k=split_k).replace(planted=name)
+    tile = Tile.of(**_tile(8, 16, 2, split_k=split_k).as_dict(), planted=name)
     case = Case("mmq", weight_type, "float16", m, 48, 512)
     return Planted(tile, fault, why_faster, caught_by, _run, (case,))
 

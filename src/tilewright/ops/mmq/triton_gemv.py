@@ -45,8 +45,8 @@ from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.cross import target_arch
 from tilewright.ops.mmq.gemv_parts import (
     by_word,
-    in_places,
     constant_operand,
+    in_places,
     left_operand,
     load_scales,
     load_x,
