@@ -109,7 +109,7 @@ def _output_kernel(
     mask_ip = mask_i[:, None] & mask_p[None, :]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     group = first_head // GROUP
-    if FAULT == "group-repeated":
+    if FAULT == "wrong-groups":
         group = first_head % (H // GROUP)
     start64 = start.to(tl.int64)
     x_ptr += batch.to(tl.int64) * stride_xb + start64 * stride_xl
@@ -175,7 +175,9 @@ def _output_kernel(
         store_narrow(to, acc, mask_ip, INTERPRET)
 
 
-def launch_products(args: ScanArgs, slots: int, cb: torch.Tensor, *, chunk: int, block: int) -> None:
+def launch_products(
+    args: ScanArgs, slots: int, cb: torch.Tensor, *, chunk: int, block: int
+) -> None:
     """Write C B^T of every chunk and group, [slots, G, chunk, chunk] in the dtype of x, as far as
     it is read."""
     packed = args.cu_seqlens is not None

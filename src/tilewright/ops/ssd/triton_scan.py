@@ -118,9 +118,7 @@ def launch_scan(args: ScanArgs, tile: Tile, workspace: Workspace) -> None:
         cb = part["products"].view(args.x.dtype)
         launch_products(args, slots, cb, chunk=chunk, block=tile.block)
         launch_states(args, "chunk", slots, steps, sums, part["added"], part["logs"], **states)
-        launch_pass(
-            args, part["added"], part["logs"], enter, chunk=chunk, segments=0, fault=fault
-        )
+        launch_pass(args, part["added"], part["logs"], enter, chunk=chunk, segments=0, fault=fault)
     else:
         launch_states(args, "walk", args.sequences, steps, sums, enter, None, **states)
     launch_output(

@@ -83,12 +83,13 @@ def _states_kernel(
         end = start + (end - start) // CHUNK * CHUNK
 
     group = h // GROUP
-    if FAULT == "group-repeated":
+    if FAULT == "wrong-groups":
         group = h % (H // GROUP)
     x_ptr += batch.to(tl.int64) * stride_xb + start.to(tl.int64) * stride_xl + h * stride_xh
     b_ptr += batch.to(tl.int64) * stride_bb + start.to(tl.int64) * stride_bl + group * stride_bg
-    x_ptrs = x_ptr + offs_p[:, None] * stride_xp + offs_t[None, :] * stride_xl
-    b_ptrs = b_ptr + offs_t[:, None] * stride_bl + offs_n[None, :] * stride_bn
+    # Pointers move as numbers, and offsets stay: pointers of every element would fill registers.
+    offs_x = offs_p[:, None] * stride_xp + offs_t[None, :] * stride_xl
+    offs_b = offs_t[:, None] * stride_bl + offs_n[None, :] * stride_bn
     offs_s = offs_p[:, None] * N + offs_n[None, :]
     mask_s = mask_p[:, None] & mask_n[None, :]
     state = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
@@ -110,10 +111,10 @@ def _states_kernel(
         sums = tl.load(sums_ptr + line + in_chunk + offs_t)
         steps = tl.load(steps_ptr + line + in_chunk + offs_t)
         mask_t = offs_t < end - start - first
-        x = tl.load(x_ptrs, mask=mask_p[:, None] & mask_t[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=mask_t[:, None] & mask_n[None, :], other=0.0)
-        x_ptrs += BLOCK_T * stride_xl
-        b_ptrs += BLOCK_T * stride_bl
+        x = tl.load(x_ptr + offs_x, mask=mask_p[:, None] & mask_t[None, :], other=0.0)
+        b = tl.load(b_ptr + offs_b, mask=mask_t[:, None] & mask_n[None, :], other=0.0)
+        x_ptr += BLOCK_T * stride_xl
+        b_ptr += BLOCK_T * stride_bl
         if MODE == "walk":
             at = (here.to(tl.int64) * H + h) * P * N
             store_narrow(out_ptr + at + offs_s, state, mask_s & (in_chunk == 0), INTERPRET)

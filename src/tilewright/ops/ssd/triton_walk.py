@@ -72,21 +72,24 @@ def _walk_kernel(
     mask_n = offs_n < N
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     group = h // GROUP
-    if FAULT == "group-repeated":
+    if FAULT == "wrong-groups":
         group = h % (H // GROUP)
 
     start64 = start.to(tl.int64)
-    x_ptrs = x_ptr + (batch.to(tl.int64) * stride_xb + start64 * stride_xl + h * stride_xh)
-    x_ptrs += offs_p[:, None] * stride_xp + offs[None, :] * stride_xl
-    z_ptrs = z_ptr + (batch.to(tl.int64) * stride_zb + start64 * stride_zl + h * stride_zh)
-    z_ptrs += offs_p[:, None] * stride_zp + offs[None, :] * stride_zl
-    y_ptrs = y_ptr + ((batch.to(tl.int64) * L + start64) * H + h) * P
-    y_ptrs += offs_p[:, None] + (offs * H)[None, :] * P
-    b_ptrs = b_ptr + (batch.to(tl.int64) * stride_bb + start64 * stride_bl + group * stride_bg)
-    b_ptrs += offs[:, None] * stride_bl + offs_n[None, :] * stride_bn
-    c_ptrs = c_ptr + (batch.to(tl.int64) * stride_cb + start64 * stride_cl + group * stride_cg)
-    c_ptrs += offs[None, :] * stride_cl + offs_n[:, None] * stride_cn
-    line_ptrs = (slot.to(tl.int64) * H + h) * CHUNK + offs
+    # Pointers move as numbers, and offsets stay: pointers of every element would fill registers.
+    x_ptr += batch.to(tl.int64) * stride_xb + start64 * stride_xl + h * stride_xh
+    z_ptr += batch.to(tl.int64) * stride_zb + start64 * stride_zl + h * stride_zh
+    y_ptr += ((batch.to(tl.int64) * L + start64) * H + h) * P
+    b_ptr += batch.to(tl.int64) * stride_bb + start64 * stride_bl + group * stride_bg
+    c_ptr += batch.to(tl.int64) * stride_cb + start64 * stride_cl + group * stride_cg
+    line = (slot.to(tl.int64) * H + h) * CHUNK
+    steps_ptr += line
+    sums_ptr += line
+    offs_x = offs_p[:, None] * stride_xp + offs[None, :] * stride_xl
+    offs_z = offs_p[:, None] * stride_zp + offs[None, :] * stride_zl
+    offs_y = offs_p[:, None] + (offs * H)[None, :] * P
+    offs_b = offs[:, None] * stride_bl + offs_n[None, :] * stride_bn
+    offs_c = offs[None, :] * stride_cl + offs_n[:, None] * stride_cn
     offs_s = offs_p[:, None] * N + offs_n[None, :]
     mask_s = mask_p[:, None] & mask_n[None, :]
     state = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
@@ -98,49 +101,54 @@ def _walk_kernel(
     elif D == "full":
         d_ptrs = d_ptr + h * stride_dh + offs_p * stride_dp
         d = to_float32(tl.load(d_ptrs, mask=mask_p, other=0.0), INTERPRET)
+    # Carried along beside the state, so that the state's product ends where it began: in flight over
+    # the loop's end, it would make ptxas wait for every other product (C7515).
+    entered = operand(state, dtype, INTERPRET)
     below = offs[:, None] <= offs[None, :]  # [j, i]
     diagonal = offs[:, None] == offs[None, :]
 
     for first in range(0, end - start, CHUNK):
         mask_t = offs < end - start - first
-        sums = tl.load(sums_ptr + line_ptrs)
-        steps = tl.load(steps_ptr + line_ptrs)
-        last = tl.load(sums_ptr + (slot.to(tl.int64) * H + h) * CHUNK + CHUNK - 1)
+        sums = tl.load(sums_ptr + offs)
+        steps = tl.load(steps_ptr + offs)
+        last = tl.load(sums_ptr + CHUNK - 1)
         mask_x = mask_p[:, None] & mask_t[None, :]
-        x = tl.load(x_ptrs, mask=mask_x, other=0.0)  # [BLOCK_P, CHUNK]
-        b = tl.load(b_ptrs, mask=mask_t[:, None] & mask_n[None, :], other=0.0)
-        c = tl.load(c_ptrs, mask=mask_n[:, None] & mask_t[None, :], other=0.0)
+        x = tl.load(x_ptr + offs_x, mask=mask_x, other=0.0)  # [BLOCK_P, CHUNK]
+        b = tl.load(b_ptr + offs_b, mask=mask_t[:, None] & mask_n[None, :], other=0.0)
+        c = tl.load(c_ptr + offs_c, mask=mask_n[:, None] & mask_t[None, :], other=0.0)
         b = as_operand(b, INTERPRET)  # [CHUNK, BLOCK_N]
         c = as_operand(c, INTERPRET)  # [BLOCK_N, CHUNK]
-        cb = tl.dot(b, c, input_precision="ieee")  # [j, i]
-        y = tl.dot(operand(state, dtype, INTERPRET), c, input_precision="ieee")  # [BLOCK_P, i]
+        # The products first, then the outputs, then the state: few sums are alive at a time.
+        m = tl.dot(b, c, input_precision="ieee")  # [j, i]
         difference = sums[None, :] - sums[:, None]
         if FAULT == "no-clamp":  # infinite above the diagonal, and NaN times the mask
-            m = cb * tl.exp2(difference) * steps[:, None] * below.to(tl.float32)
+            m = m * tl.exp2(difference) * steps[:, None] * below.to(tl.float32)
         else:
-            m = tl.where(below, cb * decay(difference) * steps[:, None], 0.0)
+            m = tl.where(below, m * decay(difference) * steps[:, None], 0.0)
         if D == "head":
             m = tl.where(diagonal, m + d, m)
+        m = operand(m, dtype, INTERPRET)
+        y = tl.dot(entered, c, input_precision="ieee")  # [BLOCK_P, i]
         y *= tl.exp2(sums)[None, :]
-        y = tl.dot(as_operand(x, INTERPRET), operand(m, dtype, INTERPRET), y,
-                   input_precision="ieee")  # fmt: skip
+        y = tl.dot(as_operand(x, INTERPRET), m, y, input_precision="ieee")
         wide = to_float32(x, INTERPRET)
-        scaled = operand(wide * (steps * decay(last - sums))[None, :], dtype, INTERPRET)
-        state *= tl.exp2(last)
-        state = tl.dot(scaled, b, state, input_precision="ieee")
         if D == "full":
             y += d[:, None] * wide
         if HAS_Z:
-            z = tl.load(z_ptrs, mask=mask_x, other=0.0)
+            z = tl.load(z_ptr + offs_z, mask=mask_x, other=0.0)
             y *= silu(to_float32(z, INTERPRET))
-        store_narrow(y_ptrs, y, mask_x, INTERPRET)
-        x_ptrs += CHUNK * stride_xl
-        z_ptrs += CHUNK * stride_zl
-        b_ptrs += CHUNK * stride_bl
-        c_ptrs += CHUNK * stride_cl
-        y_ptrs += CHUNK * H * P
-        line_ptrs += H * CHUNK
-        slot += 1
+        store_narrow(y_ptr + offs_y, y, mask_x, INTERPRET)
+        scaled = operand(wide * (steps * decay(last - sums))[None, :], dtype, INTERPRET)
+        state *= tl.exp2(last)
+        state = tl.dot(scaled, b, state, input_precision="ieee")
+        entered = operand(state, dtype, INTERPRET)
+        x_ptr += CHUNK * stride_xl
+        z_ptr += CHUNK * stride_zl
+        b_ptr += CHUNK * stride_bl
+        c_ptr += CHUNK * stride_cl
+        y_ptr += CHUNK * H * P
+        steps_ptr += CHUNK * H
+        sums_ptr += CHUNK * H
 
     if segment == SEGMENTS - 1:
         at = (seq.to(tl.int64) * H + h) * P * N

@@ -1,0 +1,208 @@
+"""The tile space of the SSD's Triton kernels: the plan, the chunk, and the blocks of its kernels.
+
+"five", "fused" (`triton_states`, `triton_output`)
+    Chunks of `chunk` tokens, whose outputs are made `block` tokens x `block_p` channels at a time,
+    for `heads` heads of one group by one program; states in pieces of block_p x `block_n`.
+
+"persistent" (`triton_walk`)
+    Chunks of `chunk` tokens x block_p channels; a sequence in `segments` runs of chunks.
+
+Loads `num_stages` - 1 steps ahead, `num_warps` warps a program. Rules and defaults follow what the
+compiler showed on sm_90, gfx90a, gfx942 and gfx1151, and on sm_90 what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tilewright.errors import TileError
+from tilewright.ops.cross import warp_size
+from tilewright.ops.space import Rule, TileSpace
+from tilewright.ops.ssd.triton_planted import PLANTED
+from tilewright.ops.w4a16.triton_space import smem_limit_bytes
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["CHUNKS", "TRITON_SPACE", "smem_bytes", "with_chunk"]
+
+CHUNKS = (16, 32, 64, 128, 192, 256, 512)
+"""Tokens a chunk may have."""
+
+_BLOCKS = (16, 32, 64, 128)
+_WARPS_OF_STATES = 4
+
+
+def _power(n: int) -> int:
+    """The smallest power of two from 16 on that holds n."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _head_dim(problem: Problem) -> int:
+    return int(problem.weight_type.removeprefix("p"))
+
+
+def _itemsize(problem: Problem) -> int:
+    return 4 if problem.act_dtype == "float32" else 2
+
+
+def _is_walk(tile: Tile) -> bool:
+    return bool(tile.algorithm == "persistent")
+
+
+def smem_bytes(tile: Tile, problem: Problem) -> int:
+    """An upper bound of the shared memory that the largest kernel of a tile allots."""
+    size, n, ahead = _itemsize(problem), _power(problem.K), max(1, tile.num_stages)
+    p, q = tile.block_p, tile.chunk
+    if _is_walk(tile):
+        loads = ahead * (2 * q * n + q * p) * size + 24 * q * ahead
+        return int(loads + (p * n + q * q + 2 * p * q) * size)
+    q = tile.block
+    rows = min(q, 64)
+    states = ahead * rows * (p + tile.block_n) * size + (p * rows + p * tile.block_n) * 4
+    whole = tile.algorithm == "fused" and tile.chunk == q
+    each = p * n + q * p if whole else q * p + q * (n if tile.algorithm == "fused" else q)
+    output = (2 * q * n + p * n + ahead * each + q * q + q * p) * size + 16 * q * ahead
+    return int(max(states, output))
+
+
+def _whole_blocks(tile: Tile, problem: Problem) -> bool:
+    return _is_walk(tile) or bool(tile.chunk % tile.block == 0)
+
+
+def _walks_blocks(tile: Tile, problem: Problem) -> bool:
+    return not _is_walk(tile) or tile.chunk in _BLOCKS
+
+
+def _fits_head(tile: Tile, problem: Problem) -> bool:
+    return bool(tile.block_p <= _power(_head_dim(problem)))
+
+
+def _fits_state(tile: Tile, problem: Problem) -> bool:
+    return _is_walk(tile) or bool(tile.block_n <= _power(problem.K))
+
+
+def _one_group(tile: Tile, problem: Problem) -> bool:
+    return _is_walk(tile) or bool(problem.group % tile.heads == 0)
+
+
+def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
+    limit = smem_limit_bytes(problem.arch)
+    return limit is None or smem_bytes(tile, problem) <= limit
+
+
+def _fits_registers(tile: Tile, problem: Problem) -> bool:
+    lanes = warp_size(problem.arch)
+    threads = tile.num_warps * lanes
+    half = problem.act_dtype != "float32"
+    most = 64 if problem.arch.startswith("gfx1") else 128
+    if not half:
+        most //= 2
+    n, p = _power(problem.K), tile.block_p
+    if _is_walk(tile):
+        return bool(p * n + p * tile.chunk + tile.chunk**2 <= most * threads)
+    states = p * tile.block_n <= most // 2 * _WARPS_OF_STATES * lanes
+    return bool(states and tile.block * (tile.block + p) <= most * threads)
+
+
+RULES = (
+    Rule("whole blocks", "a chunk is whole blocks of tokens", _whole_blocks),
+    Rule(
+        "a chunk at once",
+        "a program that walks takes a chunk at once, and tl.arange takes only powers of two",
+        _walks_blocks,
+    ),
+    Rule("head dimension", "channels beyond the head's are computed for nothing", _fits_head),
+    Rule("state dimension", "so are numbers beyond the state's", _fits_state),
+    Rule(
+        "heads of one group",
+        "the heads of a program share B and C: their number divides the group's",
+        _one_group,
+    ),
+    Rule(
+        "shared memory",
+        "operands and the loads ahead must fit what one program may allot",
+        _fits_shared_memory,
+    ),
+    Rule(
+        "registers",
+        "sums that are alive together must fit a thread's registers: 128 numbers, 64 on RDNA, and "
+        "half of that in float32, where operands take twice the room",
+        _fits_registers,
+    ),
+)
+
+
+def _output(problem: Problem, algorithm: str, chunk: int, block: int, heads: int, num_warps: int,
+            num_stages: int, block_p: int = 64, block_n: int = 128) -> Tile:  # fmt: skip
+    group = problem.group
+    while group % heads:
+        heads //= 2
+    return Tile.of(
+        algorithm, chunk=chunk, block=block, heads=heads, num_warps=num_warps,
+        num_stages=num_stages, block_p=min(block_p, _power(_head_dim(problem))),
+        block_n=min(block_n, _power(problem.K)),
+    )  # fmt: skip
+
+
+def _choices(problem: Problem) -> Iterator[Tile]:
+    """Tiles for `problem`, the best first; one of them at least obeys the rules."""
+    amd = problem.arch.startswith("gfx")
+    if problem.act_dtype != "float32":
+        if amd:
+            yield _output(problem, "five", 128, 64, 1, 4, 1, block_n=64)
+        else:
+            yield _output(problem, "fused", 128, 128, 8, 8, 2)
+            yield _output(problem, "fused", 64, 64, 8, 4, 2)
+    for block, p in ((64, 64), (32, 64), (32, 32), (16, 16)):
+        yield _output(problem, "five", 128, block, 1, 4, 1, block_p=p, block_n=max(32, p))
+    yield _output(problem, "five", 128, 16, 1, 8, 1, block_p=16, block_n=16)
+
+
+def _legal(tile: Tile, problem: Problem) -> bool:
+    return all(rule.holds(tile, problem) for rule in RULES)
+
+
+def _default(problem: Problem) -> Tile:
+    return next(tile for tile in _choices(problem) if _legal(tile, problem))
+
+
+def with_chunk(tile: Tile, problem: Problem, chunk: int) -> Tile:
+    """The tile with another chunk, or the nearest of its kind that obeys the rules.
+
+    Raises:
+        TileError: no tile with that chunk does.
+    """
+    if _is_walk(tile):
+        changed = tile.replace(chunk=chunk)
+        if chunk in _BLOCKS and _legal(changed, problem):
+            return changed
+        tile = next(t for t in _choices(problem) if not _is_walk(t))
+    for given in (tile, *_choices(problem)):
+        for block in (given.block, *reversed(_BLOCKS)):
+            changed = given.replace(chunk=chunk, block=block)
+            if not _is_walk(given) and block <= given.block and _legal(changed, problem):
+                return changed
+    raise TileError(f"ssd: no tile with chunk={chunk} obeys the rules for {problem}")
+
+
+def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
+    n = 32 if _is_walk(tile) else tile.block_n
+    return {"M": (tile.chunk,), "N": (tile.block_p,), "K": (n,)}
+
+
+_SHARED = {"chunk": CHUNKS, "block_p": _BLOCKS, "num_warps": (4, 8), "num_stages": (1, 2, 3)}
+_OUTPUT = {**_SHARED, "block": _BLOCKS, "block_n": (16, 32, 64, 128, 256),
+           "heads": (1, 2, 4, 8, 16)}  # fmt: skip
+
+TRITON_SPACE = TileSpace(
+    name="ssd/triton",
+    fields={
+        "five": _OUTPUT,
+        "fused": _OUTPUT,
+        "persistent": {**_SHARED, "segments": (1, 2, 3, 4, 8, 16)},
+    },
+    rules=RULES,
+    default=_default,
+    extents=_extents,
+    planted=PLANTED,
+)
+"""The tiles of ssd for every GPU and the interpreter."""
