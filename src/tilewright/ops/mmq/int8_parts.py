@@ -3,7 +3,7 @@
 ::
 
     low, high [N, W] words --codes8_of-->   code  [N, W * 32 / LOW] int8, the table looked up
-    d, sub_scales          --scale_of-->    scale, minimum [N] float32 of one sub-block
+    d, sub_scales          --scales_of-->   scale, minimum [N] float32 of one sub-block or two
 
 Bits lie as `tilewright.layout.blocks` draws them; constexprs are the fields of its `BlockForm`. A
 word has F = 8 / LOW fields of four codes, which one mask selects: field f is the four numbers
@@ -12,7 +12,7 @@ word has F = 8 / LOW fields of four codes, which one mask selects: field f is th
     j = 2 (f + F (b % 2)) + b / 2
 
 of the word's 32 / LOW. No code is moved to its place: the columns of x are stored in the order in
-which codes come out (`column_of`). A step is a block of 32 columns, in one of two orders of
+which codes come out (`quantize_rows`). A step is a block of 32 columns, in one of two orders of
 (word r, field f, byte b), of which the last varies fastest::
 
     SUB 32, LOW 4   f r b    what one thread of a matrix unit takes of a row lies in one word
@@ -30,20 +30,6 @@ import triton.language as tl
 from tilewright.ops.mmq.triton_parts import fp4_double, iq4_level
 
 __all__: list[str] = []
-
-
-@triton.jit
-def column_of(stored, LOW: tl.constexpr, SUB: tl.constexpr):
-    """The column of a block of 32 that is stored as number `stored`."""
-    F: tl.constexpr = 8 // LOW
-    b = stored % 4
-    if SUB == 32 and LOW == 4:
-        r = stored // 4 % 4
-        f = stored // 16
-    else:
-        f = stored // 4 % F
-        r = stored // (4 * F)
-    return r * (32 // LOW) + 2 * (f + F * (b % 2)) + b // 2
 
 
 @triton.jit
@@ -123,53 +109,87 @@ def codes8_of(
 
 
 @triton.jit
-def scale_of(
-    s_ptrs, m_ptrs, t_ptrs, sub, stride_sb, stride_mb, stride_tb,
-    SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, SUB_OFFSET: tl.constexpr,
-    SUB: tl.constexpr, BLOCK: tl.constexpr,
+def raw_of(
+    s_ptrs, m_ptrs, t_ptrs, block, stride_sb, stride_mb, stride_tb,
+    SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scale and minimum of one sub-block of each row, float32 [N]; exact, as in `triton_parts`.
+    """What the scales of a block of 32 columns are made of, as it lies in memory, [N] each: d, its
+    like for minimums, and two bytes of integers. Loaded a step before `scales_of` needs it.
 
     Args:
         s_ptrs, m_ptrs, t_ptrs: of the rows of scales, minimums and sub-scales, [N].
-        sub: the sub-block of K, one number.
+        block: of K, one number, not negative.
     """
-    PARTS: tl.constexpr = BLOCK // SUB
-    at = tl.cast(sub // PARTS, tl.int64)
-    i = sub % PARTS
+    PARTS: tl.constexpr = BLOCK // 32
+    at = block
+    i = 0
+    if PARTS == 8:
+        at = block >> 3
+        i = tl.cast(block & 7, tl.int32)
     scale = tl.load(s_ptrs + at * stride_sb)
+    minimum = scale
+    first = scale
+    second = scale
+    if MINIMUMS:
+        minimum = tl.load(m_ptrs + at * stride_mb)
+    if BYTES > 0:
+        t_ptrs += at * BYTES * stride_tb
+        if SCALING == "six":
+            COUNT: tl.constexpr = BYTES * 4 // 3
+            EACH: tl.constexpr = COUNT // PARTS  # numbers of a block of 32 columns, 1 or 2
+            first = tl.load(t_ptrs + (i * EACH >> 1) * stride_tb)
+            second = tl.load(t_ptrs + (COUNT // 2 + (i * EACH >> 2)) * stride_tb)
+        else:
+            first = tl.load(t_ptrs + 2 * i * stride_tb)
+            second = tl.load(t_ptrs + (2 * i + 1) * stride_tb)
+    return scale, minimum, first, second
+
+
+@triton.jit
+def scales_of(
+    scale, minimum, first, second, block,
+    SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, SUB_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Scales and minimums of a block of 32 columns from what `raw_of` loaded, float32 [N]: of its
+    halves where SUB is 16, else twice the same. Exact, as in `triton_parts`."""
     if SCALING == "exponent":
         e = scale.to(tl.uint32)
         bits = tl.where(e < 2, 0x00200000 << e, (e - 1) << 23)  # 2^-128 and 2^-127 are subnormal
-        scale = bits.to(tl.uint32).to(tl.float32, bitcast=True)
+        d = bits.to(tl.uint32).to(tl.float32, bitcast=True)
     else:
-        scale = scale.to(tl.float32)
-    minimum = scale
-    if MINIMUMS:
-        minimum = tl.load(m_ptrs + at * stride_mb).to(tl.float32)
-    t_ptrs = t_ptrs + at * BYTES * stride_tb
+        d = scale.to(tl.float32)
+    low = minimum.to(tl.float32)
+    if SCALING == "half" or SCALING == "exponent":
+        return d, low, d, low
+    first = first.to(tl.int32)
+    second = second.to(tl.int32)
     if SCALING == "bytes":
-        number = tl.load(t_ptrs + i * stride_tb).to(tl.int32)
-        scale = scale * ((number ^ 128) - 128).to(tl.float32)
+        one = d * ((first ^ 128) - 128).to(tl.float32)
+        return one, low, d * ((second ^ 128) - 128).to(tl.float32), low
     elif SCALING == "nibbles":
-        number = tl.load(t_ptrs + i * stride_tb).to(tl.int32)
-        scale = scale * (number & 15).to(tl.float32)
-        minimum = -minimum * (number >> 4).to(tl.float32)
-    elif SCALING == "six":
-        COUNT: tl.constexpr = BYTES * 4 // 3
-        if MINIMUMS:  # numbers 2 i and 2 i + 1: both halves of byte i
-            low = tl.load(t_ptrs + i * stride_tb).to(tl.int32)
-            high = tl.load(t_ptrs + (COUNT // 2 + i // 2) * stride_tb).to(tl.int32)
-            high = high >> (4 * (i % 2))
-            number = (low & 15) | ((high & 3) << 4)
-            other = ((low >> 4) & 15) | (((high >> 2) & 3) << 4)
-            minimum = -minimum * other.to(tl.float32)
+        one = d * (first & 15).to(tl.float32)
+        other = d * (second & 15).to(tl.float32)
+        return (
+            one, -low * (first >> 4).to(tl.float32),
+            other, -low * (second >> 4).to(tl.float32),
+        )  # fmt: skip
+    else:
+        i = tl.cast(block & 7, tl.int32)
+        if BYTES == 6:  # one number a block of 32 columns
+            number = ((first >> (4 * (i & 1))) & 15) | (((second >> (2 * (i & 3))) & 3) << 4)
+            one = d * (number - SUB_OFFSET).to(tl.float32)
+            return one, low, one, low
         else:
-            low = tl.load(t_ptrs + (i // 2) * stride_tb).to(tl.int32) >> (4 * (i % 2))
-            high = tl.load(t_ptrs + (COUNT // 2 + i // 4) * stride_tb).to(tl.int32)
-            number = (low & 15) | (((high >> (2 * (i % 4))) & 3) << 4)
-        scale = scale * (number - SUB_OFFSET).to(tl.float32)
-    return scale, minimum
+            second = second >> (4 * (i & 1))
+            even = (first & 15) | ((second & 3) << 4)
+            odd = (first >> 4) | (((second >> 2) & 3) << 4)
+            if MINIMUMS:
+                one = d * even.to(tl.float32)
+                least = -low * odd.to(tl.float32)
+                return one, least, one, least
+            else:
+                one = d * (even - SUB_OFFSET).to(tl.float32)
+                return one, low, d * (odd - SUB_OFFSET).to(tl.float32), low
 
 
 @triton.jit

@@ -4,8 +4,8 @@
 
     d = max|x| / 127        q = x / d, rounded to the nearest integer, halves away from zero
 
-Columns lie as the words of a weight type unpack four at a time (`int8_parts.column_of`), so that
-nobody has to put weights in order again and again::
+Columns lie in the order in which the codes of a weight type come out of their words, four at a time
+(`int8_parts`), so that no code has to be moved::
 
     codes   int8    [K / 32, MP, 32]   the 32 values of one row together, rows next to each other
     scales  float32 [K / 32, MP]       d
@@ -29,7 +29,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.ops.mmq.int8_parts import column_of
 from tilewright.ops.w4a16.triton_parts import to_float32
 
 __all__ = ["launch_quantize_rows"]
@@ -48,38 +47,42 @@ def _quantize_rows_kernel(
     pair = tl.arange(0, PAIRS)
     block = tl.program_id(1) * (PAIRS // ROWS) + pair // ROWS
     m = tl.program_id(0) * ROWS + pair % ROWS
-    blocks = K // 32
-    mask = (m < MP) & (block < blocks)
+    mask = (m < MP) & (block < K // 32)
     at = block.to(tl.int64) * MP + m
-    stored = tl.arange(0, 32)
+    column = tl.arange(0, 32)
 
     x_ptrs = x_ptr + (m.to(tl.int64) * stride_xm + block.to(tl.int64) * 32 * stride_xk)[:, None]
-    x_ptrs += (column_of(stored, LOW, SUB) * stride_xk)[None, :]
-    x = to_float32(
-        tl.load(x_ptrs, mask=(mask & (m < M))[:, None], other=0.0), INTERPRET
-    )  # [PAIRS, 32]
+    x = tl.load(x_ptrs + (column * stride_xk)[None, :], mask=(mask & (m < M))[:, None], other=0.0)
+    x = to_float32(x, INTERPRET)  # [PAIRS, 32]
     exponent = x.to(tl.int32, bitcast=True) & 0x7F800000
-    finite = exponent != 0x7F800000
-    lost = tl.max((exponent == 0x7F800000).to(tl.int32), axis=1)
-    x = tl.where(finite, x, 0.0)
+    lost = tl.max(exponent, axis=1) == 0x7F800000
+    x = tl.where(exponent == 0x7F800000, 0.0, x)
     top = tl.max(tl.abs(x), axis=1)
-    # |x| / top is at most 1 however small x is; where top is 0, so is x.
-    level = tl.abs(x) / tl.where(top > 0.0, top, 1.0)[:, None] * 127.0
-    whole = tl.floor(level)
-    whole += tl.where(level - whole >= 0.5, 1.0, 0.0)
+    d = tl.where(lost, float("nan"), top / 127.0)
+    # 127 / top would overflow where x is as small as float32 can be: there x is made larger first.
+    larger = tl.where(top < 1e-30, 1.8446744073709552e19, 1.0)
+    inverse = 127.0 / tl.where(top > 0.0, top * larger, 1.0)
+    level = tl.abs(x * larger[:, None]) * inverse[:, None]
+    whole = tl.floor(level + 0.5)
     q = tl.where(x < 0.0, -whole, whole)
-    d = tl.where(lost > 0, float("nan"), top / 127.0)
 
-    tl.store(q_ptr + (at * 32)[:, None] + stored[None, :], q.to(tl.int8), mask=mask[:, None])
+    # Column j of a block is (word r, b % 2, field f, b / 2) in digits of LOW, 2, F and 2.
+    F: tl.constexpr = 8 // LOW
+    codes = q.to(tl.int8).reshape(PAIRS, LOW, 2, F, 2)
+    if SUB == 32 and LOW == 4:
+        codes = codes.permute(0, 3, 1, 4, 2)
+    else:
+        codes = codes.permute(0, 1, 3, 4, 2)
+    q_ptrs = q_ptr + (at * 32)[:, None] + column[None, :]
+    tl.store(q_ptrs, codes.reshape(PAIRS, 32), mask=mask[:, None])
     tl.store(d_ptr + at, d, mask=mask)
     if SUMS and SUB == 32:
         tl.store(sum_ptr + at, tl.sum(q, axis=1), mask=mask)
-    elif SUMS:  # stored columns 0 .. 15 are the first half of the block
-        first = tl.sum(tl.where((stored < 16)[None, :], q, 0.0), axis=1)
-        second = tl.sum(tl.where((stored < 16)[None, :], 0.0, q), axis=1)
-        at = 2 * block.to(tl.int64) * MP + m
-        tl.store(sum_ptr + at, first, mask=mask)
-        tl.store(sum_ptr + at + MP, second, mask=mask)
+    elif SUMS:
+        half = tl.arange(0, 2)
+        sums = tl.sum(q.reshape(PAIRS, 2, 16), axis=2)
+        sum_ptrs = sum_ptr + (2 * block.to(tl.int64) * MP + m)[:, None] + (half * MP)[None, :]
+        tl.store(sum_ptrs, sums, mask=mask[:, None])
 
 
 INTERPRETED: bool = not isinstance(_quantize_rows_kernel, triton.JITFunction)

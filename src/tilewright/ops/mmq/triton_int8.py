@@ -13,7 +13,8 @@
 
 A first kernel rounds x. In the second a step is one block of 32 columns: its codes come out of
 their words four at a time (`int8_parts`), go through one integer dot a scale, and what it gives is
-scaled in float32: d, scale and minimum are never rounded to less. Weights lie as
+scaled in float32: d, scale and minimum are never rounded to less. What scales are made of is loaded
+a step ahead: nobody else waits for it, so the compiler would not. Weights lie as
 `tilewright.layout.blocks` draws them, for all 13 types.
 
 Sub-blocks of 16 columns have two scales in one block. HALVES says how: "mask" multiplies twice by
@@ -46,9 +47,10 @@ from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.cross import target_arch, target_units
-from tilewright.ops.mmq.int8_parts import codes8_of, first_step_of, scale_of, unit_of_step
+from tilewright.ops.mmq.int8_parts import codes8_of, first_step_of, raw_of, scales_of, unit_of_step
 from tilewright.ops.mmq.quantize_rows import launch_quantize_rows
 from tilewright.ops.mmq.schedule import GUARD_ROWS, WARP_ROWS, slots
+from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
 from tilewright.tiles.tile import Tile
 
@@ -95,7 +97,8 @@ def _sums_of(
     LOW: tl.constexpr, HIGH: tl.constexpr, CODES: tl.constexpr, OFFSET: tl.constexpr,
     SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, SUB_OFFSET: tl.constexpr,
     SUB: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr, GUARDED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FILLED: tl.constexpr, FAULT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FILLED: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """Blocks first .. last - 1 of one tile, [BLOCK_N, BLOCK_M] float32."""
     # Offsets within a tile are small; where it begins may lie past 2^31.
@@ -121,52 +124,68 @@ def _sums_of(
 
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     STEP: tl.constexpr = 2 if FAULT == "iter-k" else 1
-    for block in range(first, last, STEP):
-        at_m = tl.cast(block, tl.int64) * MP
+    start = tl.minimum(first, K // 32 - 1)
+    if WIDE:
+        start = tl.cast(start, tl.int64)
+    scale, minimum, byte0, byte1 = raw_of(
+        s_ptrs, m_ptrs, t_ptrs, start, stride_sb, stride_mb, stride_tb,
+        SCALING, MINIMUMS, BYTES, BLOCK,
+    )  # fmt: skip
+    for block in tl.range(first, last, STEP, num_stages=STAGES):
+        at = block
+        after = tl.minimum(block + 1, K // 32 - 1)
+        if WIDE:
+            at = tl.cast(block, tl.int64)
+            after = tl.cast(after, tl.int64)
+        at_m = at * MP
         d = tl.load(d_ptrs + at_m)
-        if SUB == 32:
-            scale, minimum = scale_of(
-                s_ptrs, m_ptrs, t_ptrs, block, stride_sb, stride_mb, stride_tb,
-                SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, BLOCK,
-            )  # fmt: skip
+        next_scale, next_minimum, next0, next1 = raw_of(
+            s_ptrs, m_ptrs, t_ptrs, after, stride_sb, stride_mb, stride_tb,
+            SCALING, MINIMUMS, BYTES, BLOCK,
+        )  # fmt: skip
+        one, least, other, other_least = scales_of(
+            scale, minimum, byte0, byte1, block, SCALING, MINIMUMS, BYTES, SUB_OFFSET
+        )
+        if HALVES == "none":
             dot = _dot_of(
-                q_ptrs + at_m * 32, low_ptrs + block * LOW, high_ptrs + block * HIGH, r,
+                q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
                 LOW, HIGH, CODES, OFFSET, SUB, -1,
             )  # fmt: skip
             if FAULT == "iter-k":  # the next 32 columns take this block's scales
-                after = tl.minimum(block + 1, K // 32 - 1)
                 dot += _dot_of(
-                    q_ptrs + tl.cast(after, tl.int64) * MP * 32, low_ptrs + after * LOW,
+                    q_ptrs + after * MP * 32, low_ptrs + after * LOW,
                     high_ptrs + after * HIGH, r, LOW, HIGH, CODES, OFFSET, SUB, -1,
                 )  # fmt: skip
             if FILLED < BLOCK_N:  # rows without weights, or without a warp, stay zero
                 dot = tl.where((tl.arange(0, BLOCK_N) < FILLED)[:, None], dot, 0)
-            part = dot.to(tl.float32) * scale[:, None]
+            part = dot.to(tl.float32) * one[:, None]
             if MINIMUMS:
-                part += minimum[:, None] * tl.load(sum_ptrs + at_m)[None, :]
+                part += least[:, None] * tl.load(sum_ptrs + at_m)[None, :]
         else:
-            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for half in tl.static_range(2):
-                scale, minimum = scale_of(
-                    s_ptrs, m_ptrs, t_ptrs, 2 * block + half, stride_sb, stride_mb, stride_tb,
-                    SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, BLOCK,
+            if HALVES == "mask":
+                dot = _dot_of(
+                    q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
+                    LOW, HIGH, CODES, OFFSET, SUB, 0,
                 )  # fmt: skip
-                if HALVES == "mask":
-                    dot = _dot_of(
-                        q_ptrs + at_m * 32, low_ptrs + block * LOW, high_ptrs + block * HIGH, r,
-                        LOW, HIGH, CODES, OFFSET, SUB, half,
-                    )  # fmt: skip
-                else:
-                    dot = _dot_of(
-                        q_ptrs + at_m * 32 + 16 * half, low_ptrs + block * LOW,
-                        high_ptrs + block * HIGH, r + half * (LOW // 2),
-                        LOW, HIGH, CODES, OFFSET, SUB, -1,
-                    )  # fmt: skip
-                part += dot.to(tl.float32) * scale[:, None]
-                if MINIMUMS:
-                    sums = tl.load(sum_ptrs + 2 * at_m + half * MP)
-                    part += minimum[:, None] * sums[None, :]
+                dot_other = _dot_of(
+                    q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
+                    LOW, HIGH, CODES, OFFSET, SUB, 1,
+                )  # fmt: skip
+            else:
+                dot = _dot_of(
+                    q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
+                    LOW, HIGH, CODES, OFFSET, SUB, -1,
+                )  # fmt: skip
+                dot_other = _dot_of(
+                    q_ptrs + at_m * 32 + 16, low_ptrs + at * LOW, high_ptrs + at * HIGH,
+                    r + LOW // 2, LOW, HIGH, CODES, OFFSET, SUB, -1,
+                )  # fmt: skip
+            part = dot.to(tl.float32) * one[:, None] + dot_other.to(tl.float32) * other[:, None]
+            if MINIMUMS:
+                part += least[:, None] * tl.load(sum_ptrs + 2 * at_m)[None, :]
+                part += other_least[:, None] * tl.load(sum_ptrs + 2 * at_m + MP)[None, :]
         acc += part * d[None, :]
+        scale, minimum, byte0, byte1 = next_scale, next_minimum, next0, next1
     return acc
 
 
@@ -209,6 +228,7 @@ def _mmq_int8_kernel(
     SUB: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr,
     HAS_BIAS: tl.constexpr, GUARDED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FILLED: tl.constexpr,
+    STAGES: tl.constexpr, WIDE: tl.constexpr,
     GROUP_M: tl.constexpr, SCHEDULE: tl.constexpr, SPLIT: tl.constexpr,
     INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
@@ -237,7 +257,7 @@ def _mmq_int8_kernel(
                 stride_ln, stride_hn, stride_sn, stride_sb, stride_mn, stride_mb, stride_tn,
                 stride_tb,
                 LOW, HIGH, CODES, OFFSET, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, BLOCK, HALVES,
-                GUARDED, BLOCK_M, BLOCK_N, FILLED, FAULT,
+                GUARDED, BLOCK_M, BLOCK_N, FILLED, STAGES, WIDE, FAULT,
             )  # fmt: skip
             if last - first == steps:
                 _store_tile(
@@ -261,7 +281,7 @@ def _mmq_int8_kernel(
             pid_m, pid_n, first, last, MP, N, K,
             stride_ln, stride_hn, stride_sn, stride_sb, stride_mn, stride_mb, stride_tn, stride_tb,
             LOW, HIGH, CODES, OFFSET, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, BLOCK, HALVES,
-            GUARDED, BLOCK_M, BLOCK_N, FILLED, FAULT,
+            GUARDED, BLOCK_M, BLOCK_N, FILLED, STAGES, WIDE, FAULT,
         )  # fmt: skip
         if SCHEDULE == "split-k":
             slot = tl.program_id(1) * tl.num_programs(0) + pid
@@ -423,7 +443,8 @@ def launch_int8(
         SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
         SUB_OFFSET=form.sub_offset, SUB=form.sub, BLOCK=block,
         HALVES=_halves(form.sub, target_arch(x.device)),
-        FILLED=filled, **shared,
+        FILLED=filled, STAGES=tile.num_stages,
+        WIDE=plan.rows * k >= 2**31 or any(spans_wide(t) for t in weight.tensors), **shared,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if tile.schedule != "data-parallel":
