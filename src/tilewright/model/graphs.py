@@ -35,6 +35,7 @@ _CUDNN_ROWS = 1024  # from here on cuDNN's attention pays: its plan for a new le
 _MASKED_ROWS = 2048  # where attention needs a mask, which grows with their square
 _FIRST_CAPACITY = 1024
 _WARM_UPS = 2
+_FEWEST_SPLITS, _MOST_SPLITS = 4, 64  # of the positions that a token attends to
 
 _FAMILIES = {
     "LlamaForCausalLM": False,
@@ -118,6 +119,7 @@ class GraphDecoder:
         self._one_plus = _FAMILIES[type(model).__name__]
         self._activation = _activation(model.config)
         self._eps = _eps(model.model.norm)
+        self._splits = _splits(self._device, model.config.num_key_value_heads)
         self._layers = [self._layer(layer) for layer in model.model.layers]
         self.why_eager: str | None = None
         if self._device.type != "cuda":
@@ -270,7 +272,10 @@ class GraphDecoder:
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=layer.eps, one_plus=self._one_plus,
         )  # fmt: skip
         if len(y) == 1:
-            return attend(q, keys, values, position, scale=layer.scale, window=layer.window)
+            return attend(
+                q, keys, values, position, scale=layer.scale, window=layer.window,
+                splits=self._splits,
+            )  # fmt: skip
         return self._prompt_attention(layer, q, keys, values)
 
     def _prompt_attention(
@@ -394,6 +399,15 @@ class GraphDecoder:
             scale=attention.scaling,
             rotary=attention.layer_type if self._one_plus else None,
         )
+
+
+def _splits(device: torch.device, kv_heads: int) -> int:
+    """Shares of the positions, a power of two, that give two programs to each multiprocessor."""
+    units = 1
+    if device.type == "cuda":
+        units = torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = max(2 * units // kv_heads, 1)
+    return min(max(1 << (wanted.bit_length() - 1), _FEWEST_SPLITS), _MOST_SPLITS)
 
 
 def _eps(module: Any) -> float:

@@ -222,10 +222,12 @@ def _gate_kernel(
     x = tl.load(gate_ptr + row * stride_g + offs, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_u + offs, mask=mask, other=0.0).to(tl.float32)
     if ACTIVATION == 0:
-        x = x / (1.0 + tl.exp(-x))
+        small = tl.exp(-tl.abs(x))  # at most 1: nothing overflows
+        x = x * tl.where(x < 0, small, 1.0) / (1.0 + small)
     else:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        x = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))  # 0.5 * (1 + tanh)
+        small = tl.exp(-2.0 * tl.abs(inner))
+        x = x * tl.where(inner < 0, small, 1.0) / (1.0 + small)  # 0.5 * (1 + tanh)
     y = (x.to(dtype).to(tl.float32) * up).to(dtype)
     tl.store(y_ptr + row * stride_y + offs, y, mask=mask)
 
