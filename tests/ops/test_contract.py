@@ -41,6 +41,10 @@ def case(m=17, **fields):
             {"experts": 8, "top_k": 2, "routing": "hot", "flags": ("strided",)},
             "Q4_1-E8-top2-M17-N97-K576-fp16-hot-strided",
         ),
+        (
+            {"op": "ssd", "weight_type": "p64", "group": 4, "sequences": 3, "flags": ("packed",)},
+            "p64-g4-S3-M17-N97-K576-fp16-packed",
+        ),
     ],
 )
 def test_case_id_names_everything(fields, expected):
@@ -56,6 +60,7 @@ def test_case_id_names_everything(fields, expected):
         ({"m": -1}, "M, N, K are -1, 97, 576"),
         ({"N": 0}, "N and K >= 1"),
         ({"experts": 8}, "experts, top_k are 8, 0; both positive, or both 0"),
+        ({"sequences": -1}, "sequences is -1; it must be at least 0"),
         ({"experts": -1, "top_k": -1}, "experts, top_k are -1, -1"),
         ({"routing": "odd"}, "routing is 'odd'; it must be one of"),
     ],
@@ -71,6 +76,7 @@ def test_problem_of_a_case():
     assert (problem.arch, problem.M, problem.N, problem.K) == ("sm_90", 17, 97, 576)
     assert (problem.act_dtype, problem.activations) == ("float16", "float")
     assert case(experts=8, top_k=2).problem("sm_90").M == 34  # rows of all experts
+    assert case(op="ssd", weight_type="p64", group=576).problem("sm_90").group == 576  # heads
 
 
 def test_weight_of_a_mixture_depends_on_its_experts():
@@ -147,13 +153,13 @@ def test_seed_changes_the_operands():
 
 
 def test_catalog():
-    assert list(SPECS) == ["w4a16", "mmq", "moe"]
-    assert len(SPECS) == 3
+    assert list(SPECS) == ["w4a16", "mmq", "moe", "ssd", "conv1d"]
+    assert len(SPECS) == 5
     for name, spec in SPECS.items():
         assert spec.name == name
         assert find_spec(name) is spec
-    with pytest.raises(UnsupportedError, match="op is 'ssd'; the catalog has w4a16, mmq, moe"):
-        find_spec("ssd")
+    with pytest.raises(UnsupportedError, match="op is 'fft'; the catalog has w4a16, mmq, moe, ssd"):
+        find_spec("fft")
 
 
 def test_reading_the_catalog_loads_no_kernels():

@@ -100,7 +100,7 @@ def test_a_broken_entry_point_says_so(tmp_path, monkeypatch):
         pytest.param("no.such.module:SPEC", "raised ModuleNotFoundError", id="no module"),
         pytest.param(
             "softmx",
-            "op is 'softmx'; the catalog has w4a16, mmq, moe, installed",
+            "op is 'softmx'; the catalog has w4a16, mmq, moe, ssd, conv1d, installed",
             id="no entry point",
         ),
         pytest.param("", "op is ''; the catalog has", id="empty"),

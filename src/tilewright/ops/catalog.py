@@ -15,6 +15,8 @@ _HOMES = {
     "w4a16": "tilewright.ops.w4a16.spec",
     "mmq": "tilewright.ops.mmq.spec",
     "moe": "tilewright.ops.moe.spec",
+    "ssd": "tilewright.ops.ssd.spec",
+    "conv1d": "tilewright.ops.conv1d.spec",
 }
 
 

@@ -17,7 +17,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.ops.ssd.args import ScanArgs, StepArgs
 from tilewright.tiles.tile import Tile
 
-__all__ = ["scan_args", "ssd_scan", "ssd_step", "step_args"]
+__all__ = ["check_packing", "scan_args", "ssd_scan", "ssd_step", "step_args"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NO_LIMIT = (0.0, float("inf"))
@@ -187,7 +187,7 @@ def scan_args(
     _check_limit(op, dt_limit)
     count = b
     if cu_seqlens is not None:
-        count = _check_packing(op, cu_seqlens, b, length, x.device)
+        count = check_packing(op, cu_seqlens, b, length, x.device)
         cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
     shape = (count, heads, p, n)
     if initial_states is not None:
@@ -333,7 +333,7 @@ def _check_limit(op: str, limit: Any) -> None:
         raise ValueError(f"{op}: dt_limit is {limit!r}; it must be (low, high) with low <= high")
 
 
-def _check_packing(op: str, given: Any, b: int, length: int, device: torch.device) -> int:
+def check_packing(op: str, given: Any, b: int, length: int, device: torch.device) -> int:
     """Raise unless cu_seqlens can pack x; the number of sequences."""
     if not isinstance(given, torch.Tensor) or given.dtype not in (torch.int32, torch.int64):
         kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
