@@ -48,8 +48,7 @@ def compile_job(job: dict[str, Any]) -> Any:
         "BN": bn, "BM": bm, "KB": blocks, "GROUPS": groups, "ASYM": asym, "TMA_Y": tma_y,
         "GROUP_STEPS": job.get("group_steps", 1), "HAS_BIAS": job.get("bias", True),
         "CUT": job.get("cut", True), "STAGES": job["num_stages"], "GROUP_M": 4,
-        "WORDS": layouts.words, "ROW_WORDS": layouts.row_words, "ACC": layouts.acc,
-        "FLAT": layouts.flat, "Y_SHARED": layouts.x_shared,
+        "WARPS": hopper_gemm.num_warps(bn),
         "PRODUCER_REGISTERS": hopper_gemm.PRODUCER_REGISTERS,
     }  # fmt: skip
     kernel = hopper_gemm._w4a16_hopper_kernel

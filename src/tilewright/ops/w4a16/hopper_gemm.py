@@ -57,15 +57,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tilewright.layout.hopper import BLOCK, HopperW4
 from tilewright.ops.gluon_compat import block_barrier, tma_load, tma_store
 from tilewright.ops.w4a16.hopper_parts import (
-    TileLayouts,
     accumulator_of_halves,
     dequantize,
     flat_halves,
+    flat_layout,
     load_scales,
     load_words,
     load_zeros,
+    rows_layout,
     split_steps,
+    sums_layout,
     tile_layouts,
+    words_layout,
 )
 from tilewright.tiles.tile import Tile
 
@@ -302,13 +305,16 @@ def _w4a16_hopper_kernel(
     x_desc, w_desc, s_desc, z_desc, y, bias_ptr, part_ptr, count_ptr, M, N, cut, steps,
     BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
     GROUP_STEPS: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
-    CUT: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, WORDS: gl.constexpr,
-    ROW_WORDS: gl.constexpr, ACC: gl.constexpr, FLAT: gl.constexpr, Y_SHARED: gl.constexpr,
+    CUT: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, WARPS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """`cut` tiles are cut in parts. A step is KB blocks of K and loads GROUPS of scales, new ones
     every GROUP_STEPS steps (0: one group serves all of K)."""
     DTYPE: gl.constexpr = x_desc.dtype
+    WORDS: gl.constexpr = words_layout(BN, WARPS, KB)
+    ROW_WORDS: gl.constexpr = rows_layout(BN, WARPS, GROUPS)
+    ACC: gl.constexpr = sums_layout(BM, WARPS)
+    FLAT: gl.constexpr = flat_layout(BN, BM, WARPS)
     # TMA writes to multiples of 128 bytes, and a step's zero points may take less.
     ZERO_SLOTS: gl.constexpr = max(1, 256 // (BN * GROUPS))
     xs = gl.allocate_shared_memory(DTYPE, [STAGES * KB, BM, 64], x_desc.layout)
@@ -321,7 +327,7 @@ def _w4a16_hopper_kernel(
     else:
         zs = ss
     if TMA_Y:
-        ys = gl.allocate_shared_memory(DTYPE, [BM, BN], Y_SHARED)
+        ys = gl.allocate_shared_memory(DTYPE, [BM, BN], y.layout)
     else:
         ys = xs
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -402,11 +408,6 @@ def _units(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@functools.lru_cache
-def _layouts(block_n: int, block_m: int, blocks: int, groups: int) -> TileLayouts:
-    return tile_layouts(block_n, block_m, num_warps(block_n), blocks, groups)
-
-
 def _groups(block_k: int, group_size: int, K: int) -> tuple[int, int]:
     """Groups of scales that a step of K loads, and steps that one load serves (0: all)."""
     if group_size >= K:
@@ -427,13 +428,28 @@ def registers(tile: Tile) -> int | None:
     return 65536 // (tile.ctas * threads) // 8 * 8
 
 
+@functools.lru_cache(maxsize=1024)
+def _constants(tile: Tile, group_size: int, K: int) -> dict[str, Any]:
+    """A tile as the kernel's constants. Made once: looking fields up takes as long as a launch."""
+    groups, group_steps = _groups(tile.block_k, group_size, K)
+    warps = num_warps(tile.block_n)
+    return {
+        "BN": tile.block_n, "BM": tile.block_m, "KB": tile.block_k // BLOCK, "GROUPS": groups,
+        "GROUP_STEPS": group_steps, "STAGES": tile.num_stages, "GROUP_M": tile.group_m,
+        "WARPS": warps, "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
+        "num_warps": warps, "maxnreg": registers(tile),
+    }  # fmt: skip
+
+
 def _weight_descriptors(
-    weight: HopperW4, block_n: int, blocks: int, groups: int, layouts: TileLayouts
-) -> tuple[Any, Any, Any]:
-    """TMA descriptors of words, scale words and zero bytes, kept with the weight."""
+    weight: HopperW4, block_n: int, blocks: int, groups: int
+) -> tuple[Any, Any, Any, Any]:
+    """TMA descriptors of words, scale words and zero bytes, kept with the weight, and the layout
+    that x and y have in shared memory."""
     key = ("hopper", block_n, blocks, groups)
     if key not in weight.handles:
         rows = block_n // BLOCK
+        layouts = tile_layouts(block_n, 8, num_warps(block_n), blocks, groups)
         words = weight.words.view(weight.words.shape[0], -1, 128)
         scales = weight.scales.view(torch.int32)
         w = TensorDescriptor.from_tensor(words, [rows, 4 * blocks, 128], layouts.words_shared)
@@ -441,8 +457,8 @@ def _weight_descriptors(
         z = s
         if weight.zeros is not None:
             z = TensorDescriptor.from_tensor(weight.zeros, [rows, groups, 32], layouts.zeros_shared)
-        weight.handles[key] = (w, s, z)
-    found: tuple[Any, Any, Any] = weight.handles[key]
+        weight.handles[key] = (w, s, z, layouts.x_shared)
+    found: tuple[Any, Any, Any, Any] = weight.handles[key]
     return found
 
 
@@ -470,27 +486,22 @@ def launch_w4a16_hopper(
             when the kernel ends. It serves one stream at a time.
     """
     m, k = x.shape
-    n, bn, bm = weight.N, tile.block_n, tile.block_m
-    blocks = tile.block_k // BLOCK
-    groups, group_steps = _groups(tile.block_k, weight.group_size, k)
-    layouts = _layouts(bn, bm, blocks, groups)
+    n = weight.N
     plan = _plan(tile, m, n, k, _units(x.device))
+    how = _constants(tile, weight.group_size, k)
+    bn, bm, blocks, groups = how["BN"], how["BM"], how["KB"], how["GROUPS"]
     assert not plan.cut or workspace.partials.numel() >= plan.programs * bn * bm
-    w_desc, s_desc, z_desc = _weight_descriptors(weight, bn, blocks, groups, layouts)
+    w_desc, s_desc, z_desc, shared = _weight_descriptors(weight, bn, blocks, groups)
     row = x.stride(0) if m > 1 else -(-k // 8) * 8
-    x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, BLOCK], layouts.x_shared)
+    x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, BLOCK], shared)
     tma_y = n % 8 == 0 and y.data_ptr() % 16 == 0
-    out = TensorDescriptor(y, [m, n], [n, 1], [bm, bn], layouts.x_shared) if tma_y else y
     _w4a16_hopper_kernel[(plan.programs,)](
-        x_desc, w_desc, s_desc, z_desc, out,
+        x_desc, w_desc, s_desc, z_desc,
+        TensorDescriptor(y, [m, n], [n, 1], [bm, bn], shared) if tma_y else y,
         weight.scales if bias is None else bias,
         workspace.partials if plan.cut else weight.words,
         workspace.counters if plan.cut else weight.words,
-        m, n, plan.cut, -(-k // tile.block_k),
-        BN=bn, BM=bm, KB=blocks, GROUPS=groups, GROUP_STEPS=group_steps,
+        m, n, plan.cut, -(-k // (BLOCK * blocks)),
         ASYM=weight.zeros is not None, HAS_BIAS=bias is not None, TMA_Y=tma_y, CUT=plan.cut > 0,
-        STAGES=tile.num_stages,
-        GROUP_M=tile.group_m, WORDS=layouts.words, ROW_WORDS=layouts.row_words, ACC=layouts.acc,
-        FLAT=layouts.flat, Y_SHARED=layouts.x_shared, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
-        num_warps=num_warps(bn), maxnreg=registers(tile),
+        **how,
     )  # fmt: skip

@@ -28,18 +28,20 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tilewright.layout.hopper import BLOCK
-
 __all__ = [
     "TileLayouts",
     "accumulator_of_halves",
     "dequantize",
     "flat_halves",
+    "flat_layout",
     "load_scales",
     "load_words",
     "load_zeros",
+    "rows_layout",
     "split_steps",
+    "sums_layout",
     "tile_layouts",
+    "words_layout",
 ]
 
 _FP16_ASM = gl.constexpr("""{
@@ -238,7 +240,7 @@ def accumulator_of_halves(first, second, BN: gl.constexpr, BM: gl.constexpr, ACC
 
 
 class TileLayouts(NamedTuple):
-    """Register and shared layouts of one tile, for the kernels' constexpr arguments.
+    """Register and shared layouts of one tile.
 
     Attributes:
         words: registers of the words [BN / 64, 4 blocks, 128] of 64-wide blocks of K.
@@ -258,13 +260,59 @@ class TileLayouts(NamedTuple):
     zeros_shared: Any
 
 
-def _doubled(first: int, end: int) -> list[list[int]]:
-    """One-dimensional bases first, 2 first, 4 first, ... below `end`."""
-    bases = []
-    while first < end:
-        bases.append([first])
-        first *= 2
-    return bases
+@gluon.constexpr_function
+def _powers(first, end):
+    """first, 2 first, 4 first, ... below `end`."""
+    return [first << i for i in range((end // first).bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def words_layout(block_n, num_warps, blocks):
+    """Registers of words [BN / 64, 4 blocks, 128]. As arguments of the kernel, this and the layouts
+    below would be hashed at every launch."""
+    return gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2]] + [[0, 4, 0]] * (blocks - 1)
+        + [[r // 32, r // 8 % 4, 0] for r in _powers(8 * num_warps, block_n // 2)],
+        [[0, 0, 4], [0, 0, 8], [0, 0, 16], [0, 0, 32], [0, 0, 64]],
+        [[r // 32, r // 8 % 4, 0] for r in _powers(8, 8 * num_warps)],
+        [],
+        [block_n // 64, 4 * blocks, 128],
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def rows_layout(block_n, num_warps, groups):
+    """Registers of scale words and zero bytes [BN / 64, groups, 32]."""
+    return gl.DistributedLinearLayout(
+        [[0, g, 0] for g in _powers(1, groups)]
+        + [[r // 32, 0, r % 32] for r in _powers(8 * num_warps, block_n // 2)],
+        [[0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]],
+        [[r // 32, 0, r % 32] for r in _powers(8, 8 * num_warps)],
+        [],
+        [block_n // 64, groups, 32],
+    )
+
+
+@gluon.constexpr_function
+def sums_layout(block_m, num_warps):
+    """Registers of the accumulator [BN, BM]."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, block_m, 16]
+    )
+
+
+@gluon.constexpr_function
+def flat_layout(block_n, block_m, num_warps):
+    """Registers of each of `flat_halves` [BN * BM / 2]."""
+    warp = 8 * block_m  # what one warp holds of 16 rows
+    half = block_n * block_m // 2
+    return gl.DistributedLinearLayout(
+        [[1], [2]] + [[i] for i in _powers(128, warp) + _powers(warp * num_warps, half)],
+        [[4], [8], [16], [32], [64]],
+        [[i] for i in _powers(warp, warp * num_warps)],
+        [],
+        [half],
+    )
 
 
 def tile_layouts(
@@ -279,44 +327,11 @@ def tile_layouts(
         blocks: of 64 columns that are loaded together, 1 or 2.
         groups: of scales that are loaded together, 1, 2 or 4.
     """
-    warps = [8 << i for i in range(num_warps.bit_length() - 1)]  # bases in units of row pairs
-    taller = [(8 * num_warps) << i for i in range((block_n // (16 * num_warps)).bit_length() - 1)]
-
-    def word(row: int, column: int) -> list[int]:
-        return [row // 32, row // 8 % 4, row % 8 * 16 + column]
-
-    def pair(row: int) -> list[int]:
-        return [row // 32, 0, row % 32]
-
-    warp = 8 * block_m  # of a half accumulator, what one warp holds of 16 rows
-    half = block_n * block_m // 2
-    words = gl.DistributedLinearLayout(
-        [word(0, 1), word(0, 2), *([[0, 4, 0]] * (blocks - 1)), *(word(r, 0) for r in taller)],
-        [word(0, 4), word(0, 8), word(1, 0), word(2, 0), word(4, 0)],
-        [word(r, 0) for r in warps],
-        [],
-        [block_n // BLOCK, 4 * blocks, 128],
-    )
-    row_words = gl.DistributedLinearLayout(
-        [*([0, 1 << i, 0] for i in range(groups.bit_length() - 1)), *(pair(r) for r in taller)],
-        [pair(0), pair(0), pair(1), pair(2), pair(4)],
-        [pair(r) for r in warps],
-        [],
-        [block_n // BLOCK, groups, 32],
-    )
     return TileLayouts(
-        words=words,
-        row_words=row_words,
-        acc=gl.NVMMADistributedLayout(
-            version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, block_m, 16]
-        ),
-        flat=gl.DistributedLinearLayout(
-            [[1], [2], *_doubled(128, warp), *_doubled(warp * num_warps, half)],
-            [[4], [8], [16], [32], [64]],
-            _doubled(warp, warp * num_warps),
-            [],
-            [half],
-        ),
+        words=words_layout(block_n, num_warps, blocks),
+        row_words=rows_layout(block_n, num_warps, groups),
+        acc=sums_layout(block_m, num_warps),
+        flat=flat_layout(block_n, block_m, num_warps),
         x_shared=gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2),
         words_shared=gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3),
         zeros_shared=gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=8, rank=3),
