@@ -5,6 +5,7 @@
     "five"        prepare, products, states of each chunk, pass, output
     "fused"       prepare, states of each sequence, output with products of its own
     "persistent"  prepare, [states of each segment, pass,] walk
+    "hopper"      prepare, products, [states of each segment, pass,] walk with TMA and wgmma
 
 The plan is the tile's `algorithm`. Scratch memory, float32 and reused by every launch of a stream,
 is cut into the arrays that the plan needs; nothing is read before it was written.
@@ -41,6 +42,7 @@ def _arrays(args: ScanArgs, tile: Tile) -> dict[str, int]:
     slots = slots_of(args, tile.chunk)
     state = args.heads * args.head_dim * args.d_state
     words = args.x.element_size()
+    products = slots * args.groups * tile.chunk**2 * words // 4
     floats = {
         "steps": slots * args.heads * tile.chunk,
         "sums": slots * args.heads * tile.chunk,
@@ -50,8 +52,11 @@ def _arrays(args: ScanArgs, tile: Tile) -> dict[str, int]:
     if tile.algorithm == "five":
         floats["added"] = slots * state
         floats["logs"] = slots * args.heads
-        floats["products"] = slots * args.groups * tile.chunk**2 * words // 4
-    elif tile.algorithm == "persistent" and tile.segments > 1:
+        floats["products"] = products
+        return floats
+    if tile.algorithm == "hopper":
+        floats["products"] = products
+    if tile.algorithm in ("persistent", "hopper") and tile.segments > 1:
         floats["added"] = args.sequences * tile.segments * state
         floats["logs"] = args.sequences * tile.segments * args.heads
     return floats
@@ -89,24 +94,36 @@ def launch_scan(args: ScanArgs, tile: Tile, workspace: Workspace) -> None:
     chunk, slots = tile.chunk, slots_of(args, tile.chunk)
     part = _cut(args, tile, workspace)
     steps, sums = part["steps"], part["sums"]
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "fault": fault}
+    options = {
+        "num_warps": fields.get("num_warps", 4), "num_stages": tile.num_stages, "fault": fault,
+    }  # fmt: skip
     launch_prepare(args, chunk, slots, steps, sums)
-    if tile.algorithm == "persistent":
+    if tile.algorithm in ("persistent", "hopper"):
         enter = None
         if tile.segments > 1:
             enter = part["added"]
             launch_states(
                 args, "segment", args.sequences * tile.segments, steps, sums, enter, part["logs"],
-                chunk=chunk, block_t=chunk, block_p=tile.block_p, block_n=256,
-                segments=tile.segments, **options,
+                chunk=chunk, block_t=chunk, block_p=min(64, triton.next_power_of_2(args.head_dim)),
+                block_n=128, segments=tile.segments, num_stages=tile.num_stages, fault=fault,
             )  # fmt: skip
             launch_pass(
                 args, enter, part["logs"], enter, chunk=chunk, segments=tile.segments, fault=fault
             )
-        launch_walk(
-            args, steps, sums, enter, chunk=chunk, block_p=tile.block_p, segments=tile.segments,
-            **options,
-        )  # fmt: skip
+        if tile.algorithm == "hopper":
+            from tilewright.ops.ssd.hopper_walk import launch_walk_hopper
+
+            cb = part["products"].view(args.x.dtype)
+            launch_products(args, slots, cb, chunk=chunk, block=chunk)
+            launch_walk_hopper(
+                args, slots, steps, sums, cb, enter, segments=tile.segments,
+                num_stages=tile.num_stages,
+            )  # fmt: skip
+        else:
+            launch_walk(
+                args, steps, sums, enter, chunk=chunk, block_p=tile.block_p,
+                segments=tile.segments, **options,
+            )  # fmt: skip
         return
     enter = part["enter"].view(args.x.dtype)
     states = {

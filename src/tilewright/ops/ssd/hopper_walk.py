@@ -1,0 +1,361 @@
+"""The persistent form of the SSD for Hopper, in Gluon: TMA, and warps of three kinds.
+
+One program walks over the chunks of one head (64 of its channels), of 64 tokens each::
+
+    loader    1 warp   x, B, C, C B^T, sums and steps of a chunk to shared memory, STAGES ahead
+    masker    4 warps  M[i, j] = (C B^T)[i, j] 2^(sum_i - sum_j) dt[j]  (j <= i), + D where i = j
+    walker    4 warps  y^T = 2^sum_i (S C^T) + x^T M^T;  S = 2^last S + (dt 2^(last - sum_j) x)^T B
+
+All products are wgmma. The state S [64, N] stays in the walker's registers as float32 sums, and is
+the left operand of the next chunk's first product as it lies. C B^T comes from a kernel of its own
+(`triton_output`): the heads of a group share it.
+
+Rows of x behind its 64 channels are another head's, and only make outputs that are not stored. In a
+sequence's last chunk, rows of x and B behind its end are another sequence's: the walker clears them
+in shared memory, since their zero steps would not keep Inf and NaN out.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-redef,assignment"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tilewright.ops.gluon_compat import tma_load
+from tilewright.ops.ssd.args import ScanArgs
+
+__all__ = ["CHUNK", "launch_walk_hopper", "serves"]
+
+CHUNK = 64
+_ROWS = 64  # channels of a program: wgmma's rows
+_REGISTERS = (136, 24)  # of a masker's and a loader's thread; the walker takes what is left
+
+
+@gluon.jit
+def _span(cu_ptr, L, H, NC, SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr):
+    """Of this program: head, sequence, segment, its first token, its end, its first slot."""
+    h = gl.program_id(0) % H
+    place = gl.program_id(0) // H
+    seq = place // SEGMENTS
+    segment = place % SEGMENTS
+    if PACKED:
+        begin = gl.load(cu_ptr + seq)
+        end = gl.load(cu_ptr + seq + 1)
+        slot = begin // Q + seq
+    else:
+        begin = seq * L
+        end = begin + L
+        slot = seq * NC
+    share = (((end - begin + Q - 1) // Q) + SEGMENTS - 1) // SEGMENTS
+    slot += segment * share
+    start = begin + segment * share * Q
+    if SEGMENTS > 1:
+        end = gl.minimum(start + share * Q, end)
+    return h, seq, segment, start, end, slot
+
+
+@gluon.jit
+def _loader(
+    x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, xs, bs, cs, cbs, sums, steps, full,
+    empty, cu_ptr, L, H, P, G, NC, SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One warp: all of a chunk, as buffers become free."""
+    h, seq, segment, start, end, slot = _span(cu_ptr, L, H, NC, SEGMENTS, PACKED, Q)
+    g = h // (H // G)
+    BYTES: gl.constexpr = (64 * Q + 2 * Q * N + Q * Q) * 2 + 2 * Q * 4
+    column = h * P + gl.program_id(1) * 64
+    count = (end - start + Q - 1) // Q
+    for t in range(count):
+        stage = t % STAGES
+        mbarrier.wait(empty.index(stage), (t // STAGES) & 1)
+        bar = full.index(stage)
+        mbarrier.expect(bar, BYTES)
+        row = start + t * Q
+        tma_load(c_desc, [row, g * N], bar, cs.index(stage))
+        tma_load(cb_desc, [((slot + t) * G + g) * Q, 0], bar, cbs.index(stage))
+        tma_load(sums_desc, [(slot + t) * H + h, 0], bar, sums.index(stage))
+        tma_load(steps_desc, [(slot + t) * H + h, 0], bar, steps.index(stage))
+        tma_load(x_desc, [row, column], bar, xs.index(stage))
+        tma_load(b_desc, [row, g * N], bar, bs.index(stage))
+
+
+@gluon.jit
+def _masker(
+    cbs, sums, steps, ms, full, mfull, mempty, d_ptr, stride_dh, cu_ptr, L, H, NC,
+    SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, STAGES: gl.constexpr,
+    HAS_D: gl.constexpr, DTYPE: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Four warps: M of every chunk, two ahead of the walker at most."""
+    h, seq, segment, start, end, slot = _span(cu_ptr, L, H, NC, SEGMENTS, PACKED, Q)
+    i = gl.arange(0, Q, gl.SliceLayout(1, TILE))
+    j = gl.arange(0, Q, gl.SliceLayout(0, TILE))
+    below = i[:, None] >= j[None, :]
+    if HAS_D:
+        d = gl.load(d_ptr + h * stride_dh).to(gl.float32)
+        diagonal = i[:, None] == j[None, :]
+    count = (end - start + Q - 1) // Q
+    for t in range(count):
+        stage = t % STAGES
+        half = t % 2
+        mbarrier.wait(full.index(stage), (t // STAGES) & 1)
+        sums_j = sums.index(stage).load(TILE)
+        sums_i = sums.index(stage).permute((1, 0)).load(TILE)
+        steps_j = steps.index(stage).load(TILE)
+        cb = cbs.index(stage).load(TILE).to(gl.float32)
+        m = gl.exp2(gl.minimum(sums_i - sums_j, 0.0)) * steps_j
+        m = gl.where(below, cb * m, 0.0)
+        if HAS_D:
+            m = gl.where(diagonal, m + d, m)
+        mbarrier.wait(mempty.index(half), (t // 2) & 1)
+        ms.index(half).store(m.to(DTYPE))
+        fence_async_shared()
+        mbarrier.arrive(mfull.index(half), count=1)
+
+
+@gluon.jit
+def _walker(
+    y_ptr, z_ptr, enter_ptr, final_ptr, sums_ptr, xs, bs, cs, sums, steps, ms, full, empty, mfull,
+    mempty, cu_ptr, L, H, P, NC, stride_zb, stride_zl, stride_zh, stride_zp,
+    SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr, DTYPE: gl.constexpr,
+    ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
+):  # fmt: skip
+    """The state, chunk after chunk. Phase n of empty[s] says that buffer s is free for its n-th
+    use; all are free from the start."""
+    for s in gl.static_range(STAGES):
+        mbarrier.arrive(empty.index(s), count=1)
+    for s in gl.static_range(2):
+        mbarrier.arrive(mempty.index(s), count=1)
+    h, seq, segment, start, end, slot = _span(cu_ptr, L, H, NC, SEGMENTS, PACKED, Q)
+    A_Y: gl.constexpr = gl.DotOperandLayout(0, ACC_Y, 2)
+    A_S: gl.constexpr = gl.DotOperandLayout(0, ACC_S, 2)
+    first_p = gl.program_id(1) * 64
+    state = gl.zeros((64, N), gl.float32, ACC_S)
+    state_p = first_p + gl.arange(0, 64, gl.SliceLayout(1, ACC_S))
+    state_n = gl.arange(0, N, gl.SliceLayout(0, ACC_S))
+    offs_s = state_p[:, None] * N + state_n[None, :]
+    mask_s = (state_p < P)[:, None] & (state_n >= 0)[None, :]
+    if HAS_ENTER:
+        at = (gl.program_id(0).to(gl.int64) // H * H + h) * P * N
+        state = gl.load(enter_ptr + at + offs_s, mask=mask_s, other=0.0)
+    out_p = first_p + gl.arange(0, 64, gl.SliceLayout(1, OUT))
+    out_i = gl.arange(0, Q, gl.SliceLayout(0, OUT))
+    y_ptr += (start.to(gl.int64) * H + h) * P
+    offs_y = out_p[:, None] + (out_i * H)[None, :] * P
+    if HAS_Z:
+        if PACKED:
+            z_ptr += start.to(gl.int64) * stride_zl + h * stride_zh
+        else:
+            z_ptr += seq.to(gl.int64) * stride_zb + (start - seq * L).to(gl.int64) * stride_zl
+            z_ptr += h * stride_zh
+        offs_z = out_p[:, None] * stride_zp + out_i[None, :] * stride_zl
+    sums_ptr += (slot.to(gl.int64) * H + h) * Q + (Q - 1)
+    count = (end - start + Q - 1) // Q
+    last = gl.load(sums_ptr, mask=count > 0, other=0.0)
+    for t in range(count):
+        stage = t % STAGES
+        half = t % 2
+        left = end - start - t * Q
+        sums_ptr += H * Q
+        after = gl.load(sums_ptr, mask=t + 1 < count, other=0.0)
+        mbarrier.wait(full.index(stage), (t // STAGES) & 1)
+        x = xs.index(stage)
+        b = bs.index(stage)
+        if left < Q:
+            row = gl.arange(0, Q, gl.SliceLayout(1, ROWS))
+            keep = (row < left)[:, None]
+            x.store(gl.where(keep, x.load(ROWS), 0.0).to(DTYPE))
+            b.store(gl.where(keep, b.load(ROWS), 0.0).to(DTYPE))
+            fence_async_shared()
+        entered = gl.convert_layout(state.to(DTYPE), A_Y)
+        y = gl.zeros((64, Q), gl.float32, ACC_Y)
+        c = cs.index(stage).permute((1, 0))
+        y = warpgroup_mma(entered, c, y, use_acc=False, is_async=True)
+        grown = gl.exp2(sums.index(stage).load(ACC_Y))
+        weight = gl.exp2(gl.minimum(last - sums.index(stage).load(A_S), 0.0))
+        weight = weight * steps.index(stage).load(A_S)
+        scaled = (x.permute((1, 0)).load(A_S).to(gl.float32) * weight).to(DTYPE)
+        y = warpgroup_mma_wait(0, [y])
+        y = y * grown
+        state = state * gl.exp2(last)
+        last = after
+        mbarrier.wait(mfull.index(half), (t // 2) & 1)
+        m = ms.index(half).permute((1, 0))
+        y = warpgroup_mma(x.permute((1, 0)), m, y, is_async=True)
+        state = warpgroup_mma(scaled, b, state, is_async=True)
+        y = warpgroup_mma_wait(1, [y])
+        mbarrier.arrive(mempty.index(half), count=1)
+        mask_y = (out_p < P)[:, None] & (out_i < left)[None, :]
+        if HAS_Z:
+            out = gl.convert_layout(y, OUT)
+            z = gl.load(z_ptr + offs_z, mask=mask_y, other=0.0).to(gl.float32)
+            out = out * (z / (1.0 + gl.exp2(-1.4426950408889634 * z)))
+            gl.store(y_ptr + offs_y, out.to(DTYPE), mask=mask_y)
+            z_ptr += Q * stride_zl
+        else:
+            gl.store(y_ptr + offs_y, gl.convert_layout(y.to(DTYPE), OUT), mask=mask_y)
+        y_ptr += Q * H * P
+        state = warpgroup_mma_wait(0, [state])
+        mbarrier.arrive(empty.index(stage), count=1)
+    if segment == SEGMENTS - 1:
+        at = (seq.to(gl.int64) * H + h) * P * N
+        gl.store(final_ptr + at + offs_s, state, mask=mask_s)
+
+
+@gluon.jit
+def _walk_hopper_kernel(
+    x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, y_ptr, z_ptr, d_ptr, sums_ptr,
+    enter_ptr, final_ptr, cu_ptr, L, H, P, G, NC, stride_dh,
+    stride_zb, stride_zl, stride_zh, stride_zp,
+    SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr, HAS_D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
+    ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
+    TILE: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """64 channels of one head over one segment."""
+    DTYPE: gl.constexpr = x_desc.dtype
+    xs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, 64], x_desc.layout)
+    bs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], b_desc.layout)
+    cs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], c_desc.layout)
+    cbs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, Q], cb_desc.layout)
+    ms = gl.allocate_shared_memory(DTYPE, [2, Q, Q], cb_desc.layout)
+    sums = gl.allocate_shared_memory(gl.float32, [STAGES, 1, Q], sums_desc.layout)
+    steps = gl.allocate_shared_memory(gl.float32, [STAGES, 1, Q], steps_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(full.index(s), count=1)
+        mbarrier.init(empty.index(s), count=1)
+    for s in gl.static_range(2):
+        mbarrier.init(mfull.index(s), count=1)
+        mbarrier.init(mempty.index(s), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_walker, (
+                y_ptr, z_ptr, enter_ptr, final_ptr, sums_ptr, xs, bs, cs, sums, steps, ms, full,
+                empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_zb, stride_zl, stride_zh,
+                stride_zp, SEGMENTS, PACKED, Q, N, STAGES, HAS_Z, HAS_ENTER, DTYPE, ACC_Y, ACC_S,
+                OUT, ROWS,
+            )),
+            (_masker, (
+                cbs, sums, steps, ms, full, mfull, mempty, d_ptr, stride_dh, cu_ptr, L, H, NC,
+                SEGMENTS, PACKED, Q, STAGES, HAS_D, DTYPE, TILE,
+            )),
+            (_loader, (
+                x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, xs, bs, cs, cbs, sums,
+                steps, full, empty, cu_ptr, L, H, P, G, NC, SEGMENTS, PACKED, Q, N, STAGES,
+            )),
+        ],
+        [4, 1],
+        [REGISTERS[0], REGISTERS[1]],
+    )  # fmt: skip
+
+
+@functools.cache
+def _layouts(d_state: int) -> dict[str, Any]:
+    return {
+        "ACC_Y": gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]),
+        "ACC_S": gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d_state, 16]),
+        "OUT": gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]),
+        "ROWS": gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]),
+        "TILE": gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]),
+    }
+
+
+def _rows(given: torch.Tensor, columns: int) -> tuple[list[int], list[int]] | None:
+    """[b, L, A, B] as a matrix of all tokens over A B columns: its shape and strides; None where it
+    is none that TMA reads."""
+    b, length, heads, width = given.shape
+    row = given.stride(1)
+    fits = (
+        given.stride(3) == 1 and (heads == 1 or given.stride(2) == width)
+        and (b == 1 or given.stride(0) == length * row)
+        and row * given.element_size() % 16 == 0 and given.data_ptr() % 16 == 0
+        and row >= heads * width
+    )  # fmt: skip
+    return ([b * length, columns], [row, 1]) if fits else None
+
+
+def serves(args: ScanArgs) -> bool:
+    """Whether the operands lie as this kernel reads them: rows of x, B and C that begin at
+    multiples of 16 bytes, their columns next to each other; D a number a head; N 64 or 128."""
+    if args.x.dtype not in (torch.float16, torch.bfloat16) or args.d_state not in (64, 128):
+        return False
+    if args.D is not None and args.D.dim() != 1:
+        return False
+    return all(_rows(t, 1) is not None for t in (args.x, args.B, args.C))
+
+
+def launch_walk_hopper(
+    args: ScanArgs,
+    slots: int,
+    steps: torch.Tensor,
+    sums: torch.Tensor,
+    cb: torch.Tensor,
+    enter: torch.Tensor | None,
+    *,
+    segments: int,
+    num_stages: int,
+) -> None:
+    """Write y and the final states, in chunks of 64.
+
+    Args:
+        args: that `serves`.
+        steps, sums: as `launch_prepare` leaves them, of `slots` slots.
+        cb: as `launch_products` leaves it, in one block a chunk.
+        enter: as of `triton_walk.launch_walk`.
+    """
+    x, z, d, packed = args.x, args.z, args.D, args.cu_seqlens is not None
+    n, heads = args.d_state, args.heads
+    if enter is None and args.initial_states is not None:
+        enter = args.initial_states
+    dtype = gl.float16 if x.dtype == torch.float16 else gl.bfloat16
+
+    def descriptor(t: torch.Tensor, shape: list[int], strides: list[int], block: list[int]) -> Any:
+        kind = gl.float32 if t.dtype == torch.float32 else dtype
+        if kind == gl.float32:
+            layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+        else:
+            layout = gl.NVMMASharedLayout.get_default_for(block, kind)
+        return TensorDescriptor(t, shape, strides, block, layout)
+
+    def tokens(t: torch.Tensor, columns: int, width: int) -> Any:
+        found = _rows(t, columns)
+        assert found is not None
+        return descriptor(t, *found, [CHUNK, width])
+
+    lines = slots * heads
+    products = slots * args.groups * CHUNK
+    _walk_hopper_kernel[(heads * args.sequences * segments, triton.cdiv(args.head_dim, _ROWS))](
+        tokens(x, heads * args.head_dim, _ROWS), tokens(args.B, args.groups * n, n),
+        tokens(args.C, args.groups * n, n),
+        descriptor(cb, [products, CHUNK], [CHUNK, 1], [CHUNK, CHUNK]),
+        descriptor(sums, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
+        descriptor(steps, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
+        args.y, x if z is None else z, sums if d is None else d, sums,
+        sums if enter is None else enter, args.final_states,
+        args.cu_seqlens if packed else sums,
+        args.length, heads, args.head_dim, args.groups, max(1, triton.cdiv(args.length, CHUNK)),
+        0 if d is None else d.stride(0), *(x if z is None else z).stride(),
+        SEGMENTS=segments, PACKED=packed, Q=CHUNK, N=n, STAGES=num_stages, HAS_D=d is not None,
+        HAS_Z=z is not None, HAS_ENTER=enter is not None, REGISTERS=_REGISTERS, **_layouts(n),
+        num_warps=4,
+    )  # fmt: skip
