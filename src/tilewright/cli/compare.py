@@ -60,7 +60,8 @@ _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cm
     "--shape", "shapes", type=ShapeParam(), multiple=True, help="N,K of a product's weight."
 )
 @click.option("--m", "batches", type=BatchesParam(), default="512", show_default=True, help="Rows.")
-@click.option("--group", type=int, help="Values that share a scale (w4a16).  [default: 128]")
+@click.option("--group", type=int, help="Values that share a scale (w4a16), heads that share B and "
+              "C (ssd).  [default: 128; all heads]")  # fmt: skip
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),

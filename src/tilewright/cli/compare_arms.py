@@ -57,7 +57,7 @@ def _cases(spec: OpSpec, options: dict[str, Any]) -> list[Case]:
         group = 128 if spec.name == "w4a16" else 0
     path = (options["activations"] or ("float",))[0]
     cases = [
-        Case(spec.name, weight_type, options["dtype"], m, n, k, group, path)
+        spec.fit(Case(spec.name, weight_type, options["dtype"], m, n, k, group, path))
         for n, k in options["shapes"]
         for m in options["batches"]
     ]

@@ -61,7 +61,8 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
     type=BatchesParam(),
     help="Rows of x.  [default: 1,512 of a model (decode and prefill), else 1,16,512]",
 )
-@click.option("--group", type=int, help="Values that share a scale (w4a16).  [default: 128]")
+@click.option("--group", type=int, help="Values that share a scale (w4a16), heads that share B and "
+              "C (ssd).  [default: 128; all heads]")  # fmt: skip
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
@@ -323,8 +324,13 @@ def _products(
         if spec.name == "w4a16" and group > 0 and k % group:
             raise click.UsageError(f"--shape {n},{k}: K must be a multiple of --group {group}")
         for m in batches:
-            case = Case(spec.name, weight_type, dtype, m_bucket(m), n, k, group,
-                        options["activations"])  # fmt: skip
+            case = spec.fit(Case(spec.name, weight_type, dtype, m_bucket(m), n, k, group,
+                                 options["activations"]))  # fmt: skip
+            if (case.N, case.K) != (n, k):
+                raise click.UsageError(
+                    f"--shape {n},{k}: {spec.name} {weight_type} has no such shape; the nearest is "
+                    f"{case.N},{case.K}"
+                )
             problem = case.problem(arch)
             few = problem.M <= _FEW_ROWS
             targets.append(Target(problem, spec.bytes(problem) if few else spec.flops(problem)))

@@ -154,6 +154,14 @@ class ModelBench(_WorkerBench):
         return {**told, "fallbacks": lines}
 
 
+def _fields(case: Case) -> dict[str, Any]:
+    """The fields of a case that a worker makes it of; one of an older revision may know less."""
+    found = asdict(case)
+    if not case.sequences:
+        del found["sequences"]
+    return found
+
+
 class ProductBench(_WorkerBench):
     """Arms of products of one op; a test is a product.
 
@@ -194,10 +202,10 @@ class ProductBench(_WorkerBench):
     def _cases(self, activations: str) -> list[Case]:
         default = 128 if self._spec.name == "w4a16" else 0
         return [
-            Case(
+            self._spec.fit(Case(
                 self._spec.name, p.type, p.dtype, m, *p.shape,
                 default if p.group is None else p.group, activations,
-            )
+            ))
             for p in self._products
             for m in p.m
         ]  # fmt: skip
@@ -207,7 +215,7 @@ class ProductBench(_WorkerBench):
         return self._start(
             name,
             change,
-            {"spec": self._spec_text, "cases": [asdict(c) for c in cases], "seed": self._seed},
+            {"spec": self._spec_text, "cases": [_fields(c) for c in cases], "seed": self._seed},
         )
 
     def agree(self, base: Worker, arm: Worker, *, same_function: bool) -> None:

@@ -86,6 +86,7 @@ SCAN_FLAGS = {
     "weak": "states hardly decay",
     "threshold": "dt lies around 20, where softplus becomes the identity",
     "silu": "the result goes through silu",
+    **{f"chunk{q}": f"chunks of {q} tokens" for q in (16, 32, 64, 128, 192, 256, 512)},
 }
 """What a case of an op over sequences may ask for as well."""
 

@@ -30,6 +30,7 @@ from tilewright.ops.check import ErrorModel, half_ulp
 from tilewright.ops.contract import DTYPES, Case, Inputs, OpSpec, Results, rng_for
 from tilewright.ops.space import TileSpace
 from tilewright.ops.ssd.args import ScanArgs
+from tilewright.ops.ssd.cpu_space import CHUNKS
 from tilewright.ops.ssd.error_model import scan_sigma
 from tilewright.ops.ssd.reference import ssd_reference
 from tilewright.tiles.tile import Problem
@@ -37,6 +38,7 @@ from tilewright.tiles.tile import Problem
 __all__ = [
     "SPEC",
     "SsdOperand",
+    "chunk_of",
     "head_dim",
     "judged_heads",
     "operands",
@@ -92,6 +94,12 @@ def head_dim(case: Case) -> int:
     return int(case.weight_type.removeprefix("p"))
 
 
+def chunk_of(case: Case) -> int | None:
+    """Tokens a chunk that the flags of a case ask for; None where the tile decides."""
+    named = [flag for flag in case.flags if flag.startswith("chunk")]
+    return int(named[0].removeprefix("chunk")) if named else None
+
+
 def _case(
     p: int, heads: int, groups: int, n: int, m: int, dtype: str, *flags: str, sequences: int = 0
 ) -> Case:
@@ -132,6 +140,14 @@ def _cases() -> tuple[Case, ...]:
         _case(64, 4, 2, 64, 390, fp16, "initial", "strided", sequences=3),
         _case(64, 4, 2, 64, 400, fp32, "packed", "transposed", "initial", sequences=9),
     ]
+    for q in CHUNKS:
+        chunk = f"chunk{q}"
+        cases += [
+            _case(64, 2, 2, 128, 530, fp32, chunk),
+            _case(16, 4, 2, 96, 601, fp16, chunk, "packed", "initial", "strided", "gate"),
+            _case(24, 2, 1, 32, 2 * q + 1, bf16, chunk, "initial", "transposed"),
+            _case(32, 3, 1, 16, q - 1, fp32, chunk, "strong"),
+        ]
     for i, (heads, p, n, groups, m, sequences) in enumerate(_MODELS):
         for dtype in (dtypes[i % 3], dtypes[(i + 1) % 3]):
             cases.append(_case(p, heads, groups, n, m, dtype, sequences=sequences))
@@ -140,7 +156,8 @@ def _cases() -> tuple[Case, ...]:
 
 
 def _fit(case: Case) -> Case:
-    """The nearest case with whole heads, whole groups of them and equal sequences."""
+    """The nearest case with whole heads, whole groups of them (one, where `group` is 0) and equal
+    sequences."""
     p = head_dim(case)
     unit = p * max(case.group, 1)
     n = -(-case.N // unit) * unit
@@ -329,7 +346,9 @@ def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> Result
     from tilewright.ops.ssd.op import ssd_scan
 
     o: SsdOperand = inputs.weight
-    return Results(ssd_scan(inputs.x, o.dt, o.A, o.B, o.C, **o.keywords(), tile=tile), _matrix)
+    chunk = None if tile is not None else chunk_of(inputs.case)
+    made = ssd_scan(inputs.x, o.dt, o.A, o.B, o.C, **o.keywords(), chunk=chunk, tile=tile)
+    return Results(made, _matrix)
 
 
 def _space() -> TileSpace:
