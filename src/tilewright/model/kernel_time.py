@@ -168,7 +168,7 @@ def prefill_kernel_time(
     decoder.reset()
     decoder.prefill(ids)
     decoder.reset()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         decoder.prefill(ids)
         torch.cuda.synchronize()
     decoder.reset()
