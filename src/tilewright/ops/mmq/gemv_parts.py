@@ -87,7 +87,7 @@ def by_word(scale, COUNT: tl.constexpr):
 def load_scales(
     s_ptrs, m_ptrs, t_ptrs, sub, stride_sb, stride_mb, stride_tb,
     SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, COUNT: tl.constexpr,
-    PARTS: tl.constexpr,
+    LOG_PARTS: tl.constexpr,
 ):  # fmt: skip
     """What the scales of a lane's columns are made of, as it lies in memory: four tensors.
 
@@ -95,7 +95,7 @@ def load_scales(
         s_ptrs, m_ptrs, t_ptrs: of the rows, [R, 1, 8, 1], in the dimensions of `places`.
         sub: the first sub-block of a lane, [1, W, 1, 4], likewise.
         COUNT: how many sub-blocks a lane has.
-        PARTS: how many a block has.
+        LOG_PARTS: of how many a block has, 2^LOG_PARTS.
     """
     if SCALING == "half" or SCALING == "exponent":
         b0 = tl.load(s_ptrs + sub * stride_sb)
@@ -104,16 +104,16 @@ def load_scales(
             b1 = tl.load(m_ptrs + sub * stride_mb)
         return b0, b1, b0, b0
     else:
-        at = t_ptrs + sub // PARTS * (BYTES * stride_tb)
-        i = sub % PARTS
+        at = t_ptrs + (sub >> LOG_PARTS) * (BYTES * stride_tb)
+        i = sub & ((1 << LOG_PARTS) - 1)
         if SCALING == "six":
             PER: tl.constexpr = 2 if MINIMUMS else 1  # numbers a sub-block
             NUMBERS: tl.constexpr = BYTES * 4 // 3
-            b0 = tl.load(at + i * PER // 2 * stride_tb)
-            b1 = tl.load(at + (NUMBERS // 2 + i * PER // 4) * stride_tb)
+            b0 = tl.load(at + (i * PER >> 1) * stride_tb)
+            b1 = tl.load(at + (NUMBERS // 2 + (i * PER >> 2)) * stride_tb)
             b2 = b0
             if COUNT == 4:
-                b2 = tl.load(at + (i // 2 + 1) * stride_tb)
+                b2 = tl.load(at + ((i >> 1) + 1) * stride_tb)
             return b0, b1, b2, b0
         else:
             b0 = tl.load(at + i * stride_tb)
@@ -129,7 +129,7 @@ def load_scales(
 @triton.jit
 def numbers_of(
     b0, b1, b2, b3, sub, SCALING: tl.constexpr, MINIMUMS: tl.constexpr, SUB_OFFSET: tl.constexpr,
-    COUNT: tl.constexpr, PARTS: tl.constexpr,
+    COUNT: tl.constexpr,
 ):  # fmt: skip
     """Scales and minimums of `load_scales`, [R, W, 8, 4, COUNT].
 
@@ -149,7 +149,6 @@ def numbers_of(
         n1 = b1.to(tl.int32)
         n2 = b2.to(tl.int32)
         n3 = b3.to(tl.int32)
-        i = sub % PARTS
         if SCALING == "bytes":
             numbers = tl.join((n0 ^ 128) - 128, (n1 ^ 128) - 128)
             return numbers, numbers
@@ -157,12 +156,12 @@ def numbers_of(
             all4 = joined((n0, n1, n2, n3), 4).reshape(b0.shape[0], b0.shape[1], 8, 4, 4)
             return all4 & 15, all4 >> 4
         elif MINIMUMS:  # number 2 i and its neighbour
-            high = n1 >> (4 * (i % 2))
+            high = n1 >> (4 * (sub & 1))
             scale = (n0 & 15) | ((high & 3) << 4)
             minimum = (n0 >> 4) | ((high & 12) << 2)
             return scale[:, :, :, :, None], minimum[:, :, :, :, None]
         elif COUNT == 1:
-            scale = ((n0 >> (4 * (i % 2))) & 15) | (((n1 >> (2 * (i % 4))) & 3) << 4)
+            scale = ((n0 >> (4 * (sub & 1))) & 15) | (((n1 >> (2 * (sub & 3))) & 3) << 4)
             scale = scale[:, :, :, :, None] - SUB_OFFSET
             return scale, scale
         else:  # four, of which the first is a multiple of four
@@ -332,15 +331,32 @@ def weights_plain(
         scale, minimum: float32 of each word; the minimum is added where ADDED.
     """
     P: tl.constexpr = 16 // LOW
+    SMALL: tl.constexpr = CODES == "offset" and LOW + HIGH < 8
+    FUSED: tl.constexpr = SMALL and ADDED and dtype == tl.bfloat16
+    TAKEN: tl.constexpr = 128 + OFFSET
     firsts = ()
     seconds = ()
     for p in tl.static_range(P):
         pair = codes_pair(low, high, p, LOW, HIGH)
-        first = code_value(pair & 0xFFFF, CODES, OFFSET).to(tl.float32) * scale
-        second = code_value((pair >> 16) & 0xFFFF, CODES, OFFSET).to(tl.float32) * scale
-        if ADDED:
-            first += minimum
-            second += minimum
+        if SMALL:  # or-ed into the pattern of 128 in bfloat16, exactly 128 + code
+            pair = pair | 0x43004300
+            first = (pair << 16).to(tl.float32, bitcast=True)
+            second = (pair & -0x10000).to(tl.float32, bitcast=True)
+            if not FUSED:
+                first -= TAKEN
+                second -= TAKEN
+        else:
+            first = code_value(pair & 0xFFFF, CODES, OFFSET).to(tl.float32)
+            second = code_value((pair >> 16) & 0xFFFF, CODES, OFFSET).to(tl.float32)
+        if FUSED:  # off by 2^-17 scales at most
+            first = first * scale + (minimum - scale * TAKEN)
+            second = second * scale + (minimum - scale * TAKEN)
+        elif ADDED:
+            first = first * scale + minimum
+            second = second * scale + minimum
+        else:
+            first *= scale
+            second *= scale
         firsts = firsts + (operand(first, dtype, INTERPRET),)
         seconds = seconds + (operand(second, dtype, INTERPRET),)
     R: tl.constexpr = low.shape[0]

@@ -11,9 +11,10 @@ Words lie as `tilewright.layout.blocks` draws them; how a unit's become weights 
 `gemv_parts`.
 
 block_m >= 8, 16-bit x    matrix units. Weights of the K-quants and IQ4_XS enter without d, as code
-                          times sub-scale, exact or rounded once; d multiplies the sums of its
-                          block. Minimums are a product of their own, and exact too. Of other types
-                          weights are rounded once to the dtype of x, as in `triton_gemm`.
+                          times sub-scale, and d multiplies the sums of its block (POST); minimums
+                          are a product of their own. Both are exact, or there is no minimum and
+                          the weight is rounded once. Of other types, and of Q4_K and Q5_K in
+                          bfloat16, the whole weight is rounded once, as in `triton_gemm`.
 else                      sums of products in float32, a row of x at a time: weights are not
                           rounded.
 
@@ -102,7 +103,7 @@ def _fetch(
     stride_mb, stride_tb,
     LOW: tl.constexpr, HIGH: tl.constexpr, SCALING: tl.constexpr, MINIMUMS: tl.constexpr,
     BYTES: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr,
-    UNITS: tl.constexpr, DOT: tl.constexpr, FLIPPED: tl.constexpr,
+    UNITS: tl.constexpr, POST: tl.constexpr, EVEN: tl.constexpr, FLIPPED: tl.constexpr,
 ):  # fmt: skip
     """What lies in memory of the units of a step, eight tensors each: words of both planes, four of
     `load_scales`, d and dmin. What a type lacks is another one of them.
@@ -111,14 +112,16 @@ def _fetch(
     """
     C: tl.constexpr = 128 // LOW
     COUNT: tl.constexpr = C // SUB if C > SUB else 1
-    PARTS: tl.constexpr = BLOCK // SUB
+    LOG_PARTS: tl.constexpr = 0 if BYTES == 0 else (3 if BLOCK // SUB == 8 else 4)
     PER: tl.constexpr = LOW // HIGH if HIGH > 0 else 1  # words of low that a word of high serves
-    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if BYTES > 0 else 1
+    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if POST else 1
     _, warp, _, t = places(1, W, FLIPPED)
     found = ()
     for u in tl.static_range(UNITS):
         unit = tl.minimum((step * W + warp) * UNITS + u, end - 1)
-        lane = tl.minimum(t, (K - unit * (4 * C)) // C - 1)
+        lane = t
+        if not EVEN:
+            lane = tl.minimum(t, (K - unit * (4 * C)) // C - 1)
         low = tl.load(low_ptrs + (unit * 16 + lane * 4)[:, :, :, :, None])
         high = low
         if HIGH > 0:
@@ -131,14 +134,14 @@ def _fetch(
         sub = unit * (4 * C // SUB) + lane * C // SUB
         b0, b1, b2, b3 = load_scales(
             s_ptrs, m_ptrs, t_ptrs, sub, stride_sb, stride_mb, stride_tb, SCALING, MINIMUMS, BYTES,
-            COUNT, PARTS,
+            COUNT, LOG_PARTS,
         )  # fmt: skip
         scale = b0
         minimum = b0
-        if BYTES > 0 and not DOT:
-            scale = tl.load(s_ptrs + sub // PARTS * stride_sb)
+        if BYTES > 0 and not POST:
+            scale = tl.load(s_ptrs + (sub >> LOG_PARTS) * stride_sb)
             if MINIMUMS:
-                minimum = tl.load(m_ptrs + sub // PARTS * stride_mb)
+                minimum = tl.load(m_ptrs + (sub >> LOG_PARTS) * stride_mb)
         low = in_places(low, FLIPPED)
         high = in_places(high, FLIPPED)
         b0 = in_places(b0, FLIPPED)
@@ -147,7 +150,7 @@ def _fetch(
         b3 = in_places(b3, FLIPPED)
         scale = in_places(scale, FLIPPED)
         minimum = in_places(minimum, FLIPPED)
-        if BYTES > 0 and DOT:
+        if POST:
             if (u + 1) % BLOCK_UNITS == 0 or u + 1 == UNITS:  # where a block, or a step, ends
                 at = tl.minimum((step * W + tl.arange(0, W)) * UNITS + u, end - 1)
                 block = (at // BLOCK_UNITS)[:, None]
@@ -159,8 +162,10 @@ def _fetch(
 
 
 @triton.jit(
-    do_not_specialize=["stride_sn", "stride_sb", "stride_mn", "stride_mb", "stride_tn", "stride_tb"]
-)
+    do_not_specialize=[
+        "M", "stride_sn", "stride_sb", "stride_mn", "stride_mb", "stride_tn", "stride_tb",
+    ]
+)  # fmt: skip
 def _gemv_kernel(
     x_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, b_ptr, y_ptr, p_ptr,
     M, N, K,
@@ -170,15 +175,14 @@ def _gemv_kernel(
     SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, SUB_OFFSET: tl.constexpr,
     SUB: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, UNITS: tl.constexpr,
-    AHEAD: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, PACKED: tl.constexpr,
-    WHOLE: tl.constexpr, WIDE: tl.constexpr, FLIPPED: tl.constexpr, INTERPRET: tl.constexpr,
-    FAULT: tl.constexpr,
+    AHEAD: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, POST: tl.constexpr,
+    PACKED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
+    FLIPPED: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of y, or of one share of them."""
     P: tl.constexpr = 16 // LOW
     C: tl.constexpr = 8 * P  # columns of a lane
     COUNT: tl.constexpr = C // SUB if C > SUB else 1
-    PARTS: tl.constexpr = BLOCK // SUB
     SUBS: tl.constexpr = BYTES > 0
     R: tl.constexpr = BLOCK_N // 8
     ROWS: tl.constexpr = BLOCK_M // 8 if DOT else 1
@@ -186,9 +190,9 @@ def _gemv_kernel(
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     WTYPE: tl.constexpr = dtype if DOT else tl.float32
     PER: tl.constexpr = LOW // HIGH if HIGH > 0 else 1  # words of low that a word of high serves
-    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if SUBS else 1
+    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if POST else 1
     KEPT: tl.constexpr = 8 if (SUBS or SCALING == "exponent") and not AHEAD else 4
-    PLAIN_ADDED: tl.constexpr = ADDED and not (SUBS and DOT)
+    PLAIN_ADDED: tl.constexpr = ADDED and not POST
     pid_n = tl.program_id(0)
     share = tl.program_id(1)
 
@@ -234,8 +238,8 @@ def _gemv_kernel(
     if AHEAD:
         ahead = _fetch(
             low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, first, end, K, stride_sb,
-            stride_mb, stride_tb, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS, DOT,
-            FLIPPED,
+            stride_mb, stride_tb, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS, POST,
+            EVEN, FLIPPED,
         )  # fmt: skip
     for step in range(first, last):
         part = acc
@@ -247,7 +251,7 @@ def _gemv_kernel(
         found = _fetch(
             low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, following, end, K,
             stride_sb, stride_mb, stride_tb, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W,
-            UNITS, DOT, FLIPPED,
+            UNITS, POST, EVEN, FLIPPED,
         )  # fmt: skip
         if AHEAD:
             ahead = found
@@ -265,9 +269,7 @@ def _gemv_kernel(
             b1 = now[8 * u + 3]
             b2 = now[8 * u + 4]
             b3 = now[8 * u + 5]
-            scale, minimum = numbers_of(
-                b0, b1, b2, b3, sub, SCALING, MINIMUMS, SUB_OFFSET, COUNT, PARTS
-            )
+            scale, minimum = numbers_of(b0, b1, b2, b3, sub, SCALING, MINIMUMS, SUB_OFFSET, COUNT)
             if PACKED:
                 w = weights_packed(
                     low, high, by_word(scale.to(dtype), COUNT), by_word(minimum.to(dtype), COUNT),
@@ -276,7 +278,7 @@ def _gemv_kernel(
             else:
                 scale = scale.to(tl.float32)
                 least = minimum.to(tl.float32)
-                if SUBS and not DOT:
+                if SUBS and not POST:
                     scale *= now[8 * u + 6].to(tl.float32)[:, :, :, :, None]
                     if MINIMUMS:
                         least *= -now[8 * u + 7].to(tl.float32)[:, :, :, :, None]
@@ -288,7 +290,7 @@ def _gemv_kernel(
             if DOT:
                 x = load_x(x_ptrs, column, K, stride_xk, mask_m, P, WHOLE, INTERPRET, FLIPPED)
                 x = right_operand(x, KEPT)
-                if SUBS:
+                if POST:
                     if u % BLOCK_UNITS == 0:
                         part = tl.zeros((W, BLOCK_N, BLOCK_M), tl.float32)
                         part_m = part
@@ -328,7 +330,7 @@ def _gemv_kernel(
             )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _sum_kernel(
     p_ptr, b_ptr, y_ptr, M, N, stride_ym, stride_yn,
     SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,
@@ -392,11 +394,13 @@ def launch_gemv(
     partials = workspace.partials if tile.split_k > 1 else scales
     dot = tile.block_m >= _LEAST_DOT and x.dtype != torch.float32
     halves = form.codes == "offset" or (form.codes == "signed" and x.dtype == torch.float16)
+    exact = x.dtype == torch.float16 or form.scaling == "nibbles"  # code times sub-scale
+    post = dot and form.sub_bytes > 0 and (exact or form.minimum_at is None)
     packed = (
         dot and halves and asm_of(target_arch(x.device), x.dtype) == "nv"
-        and (form.sub_bytes > 0 or (form.scaling == "half" and x.dtype == torch.float16))
+        and (post or (form.scaling == "half" and x.dtype == torch.float16))
     )  # fmt: skip
-    step = 512 // form.low.bits * tile.num_warps * tile.units
+    unit = 512 // form.low.bits  # columns
     _gemv_kernel[(triton.cdiv(n, tile.block_n), tile.split_k)](
         x, weight.low, weight.low if high is None else high, scales,
         scales if minimums is None else minimums, scales if subs is None else subs,
@@ -409,7 +413,8 @@ def launch_gemv(
         SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
         SUB_OFFSET=form.sub_offset, SUB=form.sub, BLOCK=block, HAS_BIAS=bias is not None,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, W=tile.num_warps, UNITS=tile.units,
-        AHEAD=tile.ahead, SPLIT=tile.split_k, DOT=dot, PACKED=packed, WHOLE=k % step == 0,
+        AHEAD=tile.ahead, SPLIT=tile.split_k, DOT=dot, POST=post, PACKED=packed,
+        EVEN=k % unit == 0, WHOLE=k % (unit * tile.num_warps * tile.units) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight.tensors)),
         FLIPPED=_FLIPPED, INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps,
         num_stages=1,
