@@ -87,9 +87,8 @@ PLANTED = (
         "ragged-shapes",
         schedule="stream-k",
         units=7,
-        m=14 * 16,
         n=32,
-        k=64,
+        k=224,
     ),
     _planted(
         "lost-part",

@@ -69,7 +69,8 @@ def _busy(tile: Tile, problem: Problem) -> bool:
 
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
-    most = 64 if problem.arch.startswith("gfx1") else 128
+    halves = BLOCK_FORMS[problem.weight_type].sub == 16
+    most = 64 if halves or problem.arch.startswith("gfx1") else 128
     return bool(tile.block_m <= most)
 
 
@@ -118,7 +119,8 @@ _RULES = (
     Rule(
         "registers",
         "a thread holds the float32 and the integer sums of its share of the tile: block_m is at "
-        "most 128, on RDNA 64",
+        "most 128; on RDNA, and for types with two scales in 32 columns, who have two of the "
+        "latter, 64",
         _fits_registers,
     ),
     Rule(
