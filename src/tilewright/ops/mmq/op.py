@@ -32,8 +32,9 @@ def mmq_gemm(
         weight: the blocks of W [N, K], from `tilewright.layout.blocks.pack_blocks_for`, or on the
             CPU from `tilewright.layout.cpu.pack_blocks`.
         bias: [N] floating point, added in float32 before the result is cast; or None.
-        activations: "float" multiplies x as it is (weight-only). "int8", on the CPU, rounds x to 8
-            bits per 32 values when there is more than one row: faster, and less exact.
+        activations: "float" multiplies x as it is (weight-only). "int8" allows x to be rounded to 8
+            bits per 32 values, which is less exact, where there are rows enough and that is the
+            faster way; a row with an Inf or a NaN in it becomes NaN then.
         tile: a tile of the weight's space; None takes the table's.
         threads: on the CPU, None for torch's setting; nothing else has any.
 
