@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional
 
 from tilewright.errors import UnsupportedError
+from tilewright.model.join import products_of
 from tilewright.model.placement import device_of
 
 __all__ = ["PREFILL_ROWS", "GraphDecoder", "why_not_graphed"]
@@ -80,6 +81,8 @@ class _Layer:
 
     attention: Any
     mlp: Any
+    qkv: list[tuple[Any, tuple[int, ...]]]
+    gate_up: list[tuple[Any, tuple[int, ...]]]
     before: Any
     after_attention: torch.Tensor | None
     before_mlp: Any
@@ -245,7 +248,7 @@ class GraphDecoder:
                 post=layer.after_attention, one_plus=one_plus,
             )  # fmt: skip
             if layer.dense:
-                gates, up = layer.mlp.gate_proj(y), layer.mlp.up_proj(y)
+                gates, up = _products(layer.gate_up, y)
                 delta = layer.mlp.down_proj(gate(gates, up, self._activation))
             else:
                 delta = layer.mlp(y[None])[0]
@@ -265,7 +268,7 @@ class GraphDecoder:
         from tilewright.ops.decoder.triton_kernels import attend, rope
 
         keys, values = self._keys[index], self._values[index]
-        q, k, v = (getattr(layer.attention, name)(y) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = _products(layer.qkv, y)
         position = self._state[1:]
         rope(
             q, k, v, keys, values, *self._tables[layer.rotary], position,
@@ -383,14 +386,17 @@ class GraphDecoder:
             after_attention, before_mlp = before_mlp.weight, layer.pre_feedforward_layernorm
             after_mlp = layer.post_feedforward_layernorm.weight
         q_norm = getattr(attention, "q_norm", None)
+        dense = hasattr(layer.mlp, "gate_proj")
         return _Layer(
             attention=attention,
             mlp=layer.mlp,
+            qkv=products_of(attention, ("q_proj", "k_proj", "v_proj")),
+            gate_up=products_of(layer.mlp, ("gate_proj", "up_proj")) if dense else [],
             before=layer.input_layernorm,
             after_attention=after_attention,
             before_mlp=before_mlp,
             after_mlp=after_mlp,
-            dense=hasattr(layer.mlp, "gate_proj"),
+            dense=dense,
             q_norm=None if q_norm is None else q_norm.weight,
             k_norm=None if q_norm is None else attention.k_norm.weight,
             eps=0.0 if q_norm is None else _eps(q_norm),
@@ -399,6 +405,14 @@ class GraphDecoder:
             scale=attention.scaling,
             rotary=attention.layer_type if self._one_plus else None,
         )
+
+
+def _products(modules: list[tuple[Any, tuple[int, ...]]], y: torch.Tensor) -> list[torch.Tensor]:
+    """The outputs of products of y, each [T, its width]; rows are contiguous."""
+    found: list[torch.Tensor] = []
+    for module, widths in modules:
+        found += module(y).split(widths, dim=1)
+    return found
 
 
 def _splits(device: torch.device, kv_heads: int) -> int:

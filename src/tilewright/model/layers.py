@@ -52,6 +52,9 @@ class QuantLinear(PackedModule):
 
     Forward takes x [..., K] in float32, float16 or bfloat16 and gives [..., N] in x's dtype.
 
+    Attributes:
+        joined: its product is part of another module's (`tilewright.model.join`), and counts there.
+
     Raises:
         UnsupportedError: another value of `activations`.
     """
@@ -70,6 +73,7 @@ class QuantLinear(PackedModule):
             )
         self.packed = packed
         self.activations = activations
+        self.joined = False
         self.in_features = packed.K
         self.out_features = packed.N
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -86,7 +90,8 @@ class QuantLinear(PackedModule):
         return _group(self.packed)
 
     def products(self) -> Iterator[tuple[str, str, int, int, int, int]]:
-        yield ("", self.weight_type, self.out_features, self.in_features, self.group, 1)
+        if not self.joined:
+            yield ("", self.weight_type, self.out_features, self.in_features, self.group, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._op(x, self.packed, self.bias, activations=self.activations)

@@ -316,7 +316,7 @@ def attend(
     """Attention of one token over the positions up to its own.
 
     Args:
-        q: [1, q heads * D] contiguous.
+        q: [1, q heads * D], the row contiguous.
         keys, values: the cache [kv heads, capacity, D], of equal strides.
         position: int64 [1], of the token.
         window: it sees so many positions, its own among them; 0 for all.
@@ -333,7 +333,7 @@ def attend(
     sums = torch.empty(heads, splits, dim, dtype=torch.float32, device=q.device)
     tops = torch.empty(heads, splits, dtype=torch.float32, device=q.device)
     totals = torch.empty(heads, splits, dtype=torch.float32, device=q.device)
-    y = torch.empty_like(q)
+    y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _attend_kernel[(kv_heads, splits)](
         q, keys, values, sums, tops, totals, position, scale, keys.stride(0), keys.stride(1),
         GROUP=group, ROWS=max(triton.next_power_of_2(group), _LEAST_ROWS), DIM=dim, WIDTH=width,
