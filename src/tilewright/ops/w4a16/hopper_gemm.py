@@ -21,14 +21,15 @@ Fields of a tile ("hopper")
     block_k     64 or 128: columns of a step; it divides G, or G divides it, unless G is all of K
     num_stages  steps in flight, at least 2; `smem_hopper` says what they take
     split_k     1: whole tiles only. 2 to 8: each tile's K in so many parts, where there are fewer
-                tiles than programs. 0: as many tiles are cut as it takes for every program to get
-                an equal stretch of K
+                tiles than programs. 0: tiles that fill no whole round are cut, and at most one
+                round more, so that programs end at about the same time
     ctas        programs that a multiprocessor runs at once, sharing its registers: 2 leave them for
                 tiles of at most 8192 outputs
     group_m     rows of tiles that are walked column by column, to share x and w in the cache
 
 A tile cut in parts is finished by the program with its last steps of K: the others leave float32
-sums in the workspace, and it adds them in the order of K. It waits only for programs of lower
+sums in the workspace, and it adds them in the order of K. A program leaves its part first of all it
+does, and adds parts of others last, after its whole tiles. It waits only for programs of lower
 numbers, which began before it did. Counters of arrivals end as they began, at zero.
 
 Limits: float16 and bfloat16; any M, N and K; G of 32, a multiple of 64, or all of K.
@@ -76,6 +77,7 @@ __all__ = ["launch_w4a16_hopper", "smem_hopper", "workspace_hopper"]
 
 PRODUCER_REGISTERS = 24
 _LEAST_STEPS = 4  # of K, that a program gets when tiles are cut evenly
+_HAND_OVER = 3  # blocks of K that it takes about as long as to leave a part, or to add one
 
 
 @gluon.jit
@@ -88,36 +90,33 @@ def _tile_of(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def _start(program, units, programs):
-    """The first of the cut tiles' steps that is this program's."""
-    return program * units // programs
+def _work(tiles, cut, sharers, steps):
+    """This program's stretch of the cut tiles' steps: its first, the end, its parts of tiles; how
+    many of those come before whole tiles; and its whole tiles.
 
-
-@gluon.jit
-def _work(tiles, cut, steps):
-    """This program's first step among the cut tiles, the end, its parts, and its whole tiles."""
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    start = _start(program, cut * steps, programs)
-    end = _start(program + 1, cut * steps, programs)
-    parts = (end + steps - 1) // steps - start // steps
-    parts = gl.where(end > start, parts, 0)
-    whole = (tiles - cut - program + programs - 1) // programs
-    return start, end, parts, whole
-
-
-@gluon.jit
-def _item(i, start, end, parts, cut, steps):
-    """Item i of a program, cut tiles first: its tile and the steps of K that it sums.
-
-    Cut tiles come in falling order: the part that another program waits for, of the last tile, is
-    summed first, and the part that must wait for others, of the first tile, last.
+    Parts come in falling order: that of the last tile, which another program waits for, is summed
+    first. That of the first tile comes after all whole tiles if it must wait for others.
     """
-    t = (end - 1) // steps - i
+    program = gl.program_id(0)
+    start = program * (cut * steps) // max(sharers, 1)
+    end = (program + 1) * (cut * steps) // max(sharers, 1)
+    parts = (end + steps - 1) // steps - start // steps
+    parts = gl.where((end > start) & (program < sharers), parts, 0)
+    waits = (parts > 0) & (start % steps > 0) & (end >= (start // steps + 1) * steps)
+    programs = gl.num_programs(0)
+    whole = (tiles - cut - program + programs - 1) // programs
+    return start, end, parts, gl.where(waits, parts - 1, parts), whole
+
+
+@gluon.jit
+def _item(i, start, end, parts, early, whole, cut, steps):
+    """Item i of a program: its tile and the steps of K that it sums."""
+    part = gl.where(i < early, i, i - whole)
+    t = (end - 1) // steps - part
     first = max(start - t * steps, 0)
     last = min(end - t * steps, steps)
-    if i >= parts:
-        t = cut + gl.program_id(0) + (i - parts) * gl.num_programs(0)
+    if (i >= early) & (i < early + whole):
+        t = cut + gl.program_id(0) + (i - early) * gl.num_programs(0)
         first = 0
         last = steps
     return t, first, last
@@ -133,15 +132,15 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def _x_producer(
-    x_desc, xs, full, empty, tiles_m, tiles_n, cut, steps, BM: gl.constexpr, KB: gl.constexpr,
-    STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    x_desc, xs, full, empty, tiles_m, tiles_n, cut, sharers, steps, BM: gl.constexpr,
+    KB: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """One warp: x of every step, as buffers become free."""
-    start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
+    start, end, parts, early, whole = _work(tiles_m * tiles_n, cut, sharers, steps)
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for i in range(parts + whole):
-        t, first, last = _item(i, start, end, parts, cut, steps)
+        t, first, last = _item(i, start, end, parts, early, whole, cut, steps)
         pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
         for k in range(first, last):
             mbarrier.wait(empty.index(stage), phase)
@@ -154,17 +153,17 @@ def _x_producer(
 
 @gluon.jit
 def _w_producer(
-    w_desc, s_desc, z_desc, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps,
+    w_desc, s_desc, z_desc, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, sharers, steps,
     BN: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr, GROUP_STEPS: gl.constexpr,
     ASYM: gl.constexpr, STAGES: gl.constexpr, ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """One warp: words, scales and zero points of every step, as buffers become free."""
     BYTES: gl.constexpr = KB * BN * 32 + GROUPS * BN * 2 + ASYM * GROUPS * BN // 2
-    start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
+    start, end, parts, early, whole = _work(tiles_m * tiles_n, cut, sharers, steps)
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for i in range(parts + whole):
-        t, first, last = _item(i, start, end, parts, cut, steps)
+        t, first, last = _item(i, start, end, parts, early, whole, cut, steps)
         pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
         n = pid_n * (BN // 64)
         for k in range(first, last):
@@ -212,7 +211,8 @@ def _leave(acc, part_ptr, count_ptr, t, FLAT: gl.constexpr):
 
 
 @gluon.jit
-def _collect(acc, part_ptr, count_ptr, t, cut, steps, ACC: gl.constexpr, FLAT: gl.constexpr):
+def _collect(acc, part_ptr, count_ptr, t, cut, sharers, steps, ACC: gl.constexpr,
+             FLAT: gl.constexpr):  # fmt: skip
     """acc, the last part of tile t, plus the parts that programs before this one left of it.
 
     Those began before this one did, and left their parts of this tile first of all they do.
@@ -221,7 +221,7 @@ def _collect(acc, part_ptr, count_ptr, t, cut, steps, ACC: gl.constexpr, FLAT: g
     BM: gl.constexpr = acc.shape[1]
     HALF: gl.constexpr = BN * BM // 2
     program = gl.program_id(0)
-    first = ((t * steps + 1) * gl.num_programs(0) - 1) // (cut * steps)
+    first = ((t * steps + 1) * sharers - 1) // (cut * steps)
     arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
     while arrived < program - first:
         arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
@@ -260,7 +260,7 @@ def _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS: gl.constexpr, TMA
 @gluon.jit
 def _consumer(
     y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m, tiles_n, cut,
-    steps, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, ASYM: gl.constexpr,
+    sharers, steps, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, ASYM: gl.constexpr,
     HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
     ZERO_SLOTS: gl.constexpr, GROUP_M: gl.constexpr, WORDS: gl.constexpr, ROW_WORDS: gl.constexpr,
     ACC: gl.constexpr, FLAT: gl.constexpr, DTYPE: gl.constexpr,
@@ -269,10 +269,10 @@ def _consumer(
     a step frees the buffer of the step before, so all but the last are free from the start."""
     for i in gl.static_range(STAGES - 1):
         mbarrier.arrive(empty.index(i), count=1)
-    start, end, parts, whole = _work(tiles_m * tiles_n, cut, steps)
+    start, end, parts, early, whole = _work(tiles_m * tiles_n, cut, sharers, steps)
     it = 0
     for i in range(parts + whole):
-        t, first, last = _item(i, start, end, parts, cut, steps)
+        t, first, last = _item(i, start, end, parts, early, whole, cut, steps)
         pid_m, pid_n = _tile_of(t, tiles_m, tiles_n, GROUP_M)
         acc = gl.zeros((BN, BM), gl.float32, ACC)
         for _k in range(first, last):
@@ -293,17 +293,17 @@ def _consumer(
             _leave(acc, part_ptr, count_ptr, t, FLAT)
         else:
             if CUT and first > 0:
-                acc = _collect(acc, part_ptr, count_ptr, t, cut, steps, ACC, FLAT)
+                acc = _collect(acc, part_ptr, count_ptr, t, cut, sharers, steps, ACC, FLAT)
             _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
     if TMA_Y:
         tma.store_wait(0)
 
 
 # One compiled kernel serves every size: the problem's numbers are not compiled in.
-@gluon.jit(do_not_specialize=["M", "N", "cut", "steps"])
+@gluon.jit(do_not_specialize=["M", "N", "cut", "sharers", "steps"])
 def _w4a16_hopper_kernel(
-    x_desc, w_desc, s_desc, z_desc, y, bias_ptr, part_ptr, count_ptr, M, N, cut, steps,
-    BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
+    x_desc, w_desc, s_desc, z_desc, y, bias_ptr, part_ptr, count_ptr, M, N, cut, sharers,
+    steps, BN: gl.constexpr, BM: gl.constexpr, KB: gl.constexpr, GROUPS: gl.constexpr,
     GROUP_STEPS: gl.constexpr, ASYM: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
     CUT: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, WARPS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
@@ -342,15 +342,16 @@ def _w4a16_hopper_kernel(
         [
             (_consumer, (
                 y, bias_ptr, part_ptr, count_ptr, xs, ws, ss, zs, ys, full, empty, M, N, tiles_m,
-                tiles_n, cut, steps, BN, BM, KB, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES, ZERO_SLOTS,
-                GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE,
+                tiles_n, cut, sharers, steps, BN, BM, KB, ASYM, HAS_BIAS, TMA_Y, CUT, STAGES,
+                ZERO_SLOTS, GROUP_M, WORDS, ROW_WORDS, ACC, FLAT, DTYPE,
             )),
             (_x_producer, (
-                x_desc, xs, full, empty, tiles_m, tiles_n, cut, steps, BM, KB, STAGES, GROUP_M,
+                x_desc, xs, full, empty, tiles_m, tiles_n, cut, sharers, steps, BM, KB, STAGES,
+                GROUP_M,
             )),
             (_w_producer, (
-                w_desc, s_desc, z_desc, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, steps, BN,
-                KB, GROUPS, GROUP_STEPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M,
+                w_desc, s_desc, z_desc, ws, ss, zs, full, empty, tiles_m, tiles_n, cut, sharers,
+                steps, BN, KB, GROUPS, GROUP_STEPS, ASYM, STAGES, ZERO_SLOTS, GROUP_M,
             )),
         ],
         [1, 1],
@@ -359,27 +360,54 @@ def _w4a16_hopper_kernel(
 
 
 class _Plan(NamedTuple):
-    """How a tile covers a problem: programs, and how many tiles are cut in parts."""
+    """How a tile covers a problem.
+
+    Attributes:
+        programs: of the launch.
+        cut: tiles that are cut in parts, the first ones.
+        sharers: programs, the first ones, that share their steps of K evenly.
+    """
 
     programs: int
-    cut: int
+    cut: int = 0
+    sharers: int = 0
 
 
+@functools.lru_cache(maxsize=4096)
 def _plan(tile: Tile, M: int, N: int, K: int, units: int) -> _Plan:
     units = units * tile.ctas
     tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
     steps = -(-K // tile.block_k)
-    programs, cut = min(units, tiles), 0
+    plan = _Plan(min(units, tiles))
     if tile.split_k > 1 and tiles < units:
-        programs, cut = tiles * min(tile.split_k, steps), tiles
+        programs = tiles * min(tile.split_k, steps)
+        plan = _Plan(programs, tiles, programs)
     elif tile.split_k == 0:
-        programs = min(units, tiles * max(1, steps // _LEAST_STEPS))
-        if tiles % programs:
-            # All whole rounds but one stay whole: a program's stretch is one to two tiles long.
-            cut = tiles - max(0, tiles // programs - 1) * programs
-    if (steps == 1 and cut) or cut * steps * programs >= 2**31:  # what the kernel's int32 hold
-        return _Plan(min(units, tiles), 0)
-    return _Plan(programs, cut)
+        plan = _balanced(tiles, steps, units, BLOCK / tile.block_k)
+    if (steps == 1 and plan.cut) or plan.cut * steps * plan.programs >= 2**31:  # of int32
+        return _Plan(min(units, tiles))
+    return plan
+
+
+def _balanced(tiles: int, steps: int, units: int, block: float) -> _Plan:
+    """What split_k = 0 stands for; `block` is 64 columns of K in steps.
+
+    Without a whole round every program gets an even stretch of all steps. With some, either the
+    tiles beyond them are cut in two or more parts each, or a program's stretch is one to two tiles
+    long: most then leave a part and add others, where a program of a tile in two parts does one.
+    """
+    programs = min(units, tiles * max(1, steps // _LEAST_STEPS))
+    rounds, cut = divmod(tiles, programs)
+    if not cut:
+        return _Plan(programs)
+    if rounds == 0:
+        return _Plan(programs, cut, programs)
+    parts = min(range(1, 9), key=lambda n: steps / n + n * _HAND_OVER * block)
+    parts = min(parts, programs // cut, steps)
+    even = steps * cut / programs + 4 * _HAND_OVER * block
+    if parts > 1 and steps / parts + parts * _HAND_OVER * block < even:
+        return _Plan(programs, cut, cut * parts)
+    return _Plan(programs, programs + cut, programs)
 
 
 def workspace_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
@@ -393,7 +421,7 @@ def workspace_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[in
     plan = _plan(tile, M, N, K, units)
     if not plan.cut:
         return 0, 0
-    return plan.programs * tile.block_n * tile.block_m, plan.cut
+    return plan.sharers * tile.block_n * tile.block_m, plan.cut
 
 
 def smem_hopper(tile: Tile) -> int:
@@ -490,7 +518,7 @@ def launch_w4a16_hopper(
     plan = _plan(tile, m, n, k, _units(x.device))
     how = _constants(tile, weight.group_size, k)
     bn, bm, blocks, groups = how["BN"], how["BM"], how["KB"], how["GROUPS"]
-    assert not plan.cut or workspace.partials.numel() >= plan.programs * bn * bm
+    assert not plan.cut or workspace.partials.numel() >= plan.sharers * bn * bm
     w_desc, s_desc, z_desc, shared = _weight_descriptors(weight, bn, blocks, groups)
     row = x.stride(0) if m > 1 else -(-k // 8) * 8
     x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, BLOCK], shared)
@@ -501,7 +529,7 @@ def launch_w4a16_hopper(
         weight.scales if bias is None else bias,
         workspace.partials if plan.cut else weight.words,
         workspace.counters if plan.cut else weight.words,
-        m, n, plan.cut, -(-k // (BLOCK * blocks)),
+        m, n, plan.cut, plan.sharers, -(-k // (BLOCK * blocks)),
         ASYM=weight.zeros is not None, HAS_BIAS=bias is not None, TMA_Y=tma_y, CUT=plan.cut > 0,
         **how,
     )  # fmt: skip

@@ -23,6 +23,8 @@ _REGISTERS = 65536  # of a multiprocessor
 _THREAD_REGISTERS = 255
 _DECODE_WARPS = 16
 _DECODE_ROWS = 16  # of x, up to which a default is a decode tile
+_STEP_US = {128: 0.36, 256: 0.67}  # of 64 columns of a tile of 128 x block_m, seen on an H200
+_HAND_OVER = 3  # such steps, that it takes to leave a part or to add one
 _PROGRAMS = 4  # of the decode kernel on a multiprocessor, beyond which K is not cut
 
 
@@ -214,9 +216,20 @@ def _default_decode(problem: Problem) -> Tile:
     )  # fmt: skip
 
 
-def _fill(tiles: int) -> float:
-    """How much of the last round of `tiles` the multiprocessors are busy with."""
-    return tiles / (_cut(tiles, _UNITS) * _UNITS)
+def _estimated_us(problem: Problem, block_m: int, split_k: int) -> float:
+    """About what tiles of 128 rows of the weight take: their steps of K, and handing over parts."""
+    tiles = _cut(problem.M, block_m) * _cut(problem.N, 128)
+    steps = float(_cut(problem.K, _BLOCK))
+    rounds, rest = divmod(tiles, _UNITS)
+    if split_k == 1:
+        steps *= _cut(tiles, _UNITS)
+    elif rounds == 0:
+        steps = steps * tiles / min(_UNITS, 8 * tiles) + 4 * _HAND_OVER
+    elif 2 * rest <= _UNITS:  # halves of tiles fill the last round
+        steps = steps * (rounds + 0.5) + 2 * _HAND_OVER
+    else:
+        steps = steps * tiles / _UNITS + 5 * _HAND_OVER
+    return steps * _STEP_US[block_m]
 
 
 def _prefill(block_n: int, block_m: int, stages: int, split_k: int, **other: int) -> Tile:
@@ -227,19 +240,23 @@ def _prefill(block_n: int, block_m: int, stages: int, split_k: int, **other: int
 
 
 def _default_prefill(problem: Problem) -> Tile:
-    """The largest tiles that fill the multiprocessors; where none do, tiles cut along K."""
+    """Up to 64 rows two programs a multiprocessor, one of which loads while the other multiplies;
+    then whole tiles or tiles cut along K, whichever should take less time."""
     m, n = problem.M, problem.N
-    whole = problem.group in (-1, problem.K)
+    wide = problem.group in (-1, problem.K) or (
+        problem.group % 128 == 0 or 128 % problem.group == 0
+    )
     if m <= 64:
         block_m = 32 if m <= 32 else 64
         block_n = 64 if _cut(n, 128) * 2 <= _UNITS else 128
-        if whole or problem.group % 128 == 0 or 128 % problem.group == 0:
+        if wide:
             return _prefill(block_n, block_m, 3, 0, block_k=128, ctas=2)
         return _prefill(block_n, block_m, 6, 0)
-    large = _cut(m, 256) * _cut(n, 128)
-    if m > 128 and (large >= 2 * _UNITS or _fill(large) >= 0.9):
-        return _prefill(128, 256, 4, 1 if _fill(large) >= 0.9 else 0)
-    return _prefill(128, 128, 6, 1 if _fill(_cut(m, 128) * _cut(n, 128)) >= 0.9 else 0)
+    choices = [(128, 1), (128, 0)] + ([(256, 1), (256, 0)] if m > 128 else [])
+    block_m, split_k = min(choices, key=lambda choice: _estimated_us(problem, *choice))
+    if block_m == 128 and wide:
+        return _prefill(128, 128, 4, split_k, block_k=128)
+    return _prefill(128, block_m, 4 if block_m == 256 else 6, split_k)
 
 
 def _default(problem: Problem) -> Tile:
