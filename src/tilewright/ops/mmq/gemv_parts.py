@@ -6,10 +6,11 @@ t of four holds the columns t * C .. t * C + C - 1, C = 128 / bits. Tensors of a
     words    [R, W, 8, 4, 4]    row 8 r + g, warp w, lane t, word d of the lane
     scales   [R, W, 8, 4]       or [R, W, 8, 4, S], one for every 4 / S words
 
-As operands the columns c of the lanes stand in the order (c / KEPT, t, c % KEPT): lane t of four
-then has loaded just what a matrix unit of NVIDIA's wants from it, and nothing moves between lanes.
-The sum is the same in any order. KEPT is what the compiler keeps together in a lane: it looks at
-the narrowest number that weights are made of.
+As operands the columns ``c = 2 KEPT q + 4 i + 2 j + h`` of lane t stand in the order (q, j, t, i,
+h): each lane then has loaded just what a matrix unit of NVIDIA's wants from it, four columns in
+neighbouring registers, and nothing moves between lanes. The sum is the same in any order. KEPT is
+what the compiler keeps together in a lane: it looks at the narrowest number that weights are made
+of.
 """
 
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -289,9 +290,11 @@ def weights_packed(
             most = zero + (((1 << HIGH) - 1) << (LOW + at)) * 0x00010001
             pair = masked_pair(upper, most, pair, False)
         if AT_ONCE:  # (1024 + 2^s code) f - 1024 f with f = scale / 2^s: exact if code scale is
-            f = scale * tl.full(low.shape, 1.0 / (1 << at), dtype)
-            less = scale * tl.full(low.shape, 0.0 - ONE / (1 << at), dtype)
-            pair = fused_pair(pair, pattern(f), pattern(less), dtype)
+            f = s
+            if at > 0:
+                f = fused_pair(s, pattern(tl.full(low.shape, 1.0 / (1 << at), dtype)), c, dtype)
+            less = pattern(tl.full(low.shape, 0.0 - ONE / (1 << at), dtype))
+            pair = fused_pair(pair, f, fused_pair(s, less, c, dtype), dtype)
         else:
             if at == 0:
                 pair = less_pair(pair, pattern((zero + (ONE + OFF)).to(dtype)), dtype)
@@ -372,8 +375,8 @@ def left_operand(w, KEPT: tl.constexpr):
     R: tl.constexpr = w.shape[0]
     W: tl.constexpr = w.shape[1]
     C: tl.constexpr = 8 * w.shape[5]
-    w = w.reshape(R, W, 8, 4, C // KEPT, KEPT)
-    return w.permute(1, 0, 2, 4, 3, 5).reshape(W, 8 * R, 4 * C)
+    w = w.reshape(R, W, 8, 4, C // (2 * KEPT), KEPT // 2, 2, 2)
+    return w.permute(1, 0, 2, 4, 6, 3, 5, 7).reshape(W, 8 * R, 4 * C)
 
 
 @triton.jit
@@ -422,5 +425,5 @@ def right_operand(x, KEPT: tl.constexpr):
     ROWS: tl.constexpr = x.shape[0]
     W: tl.constexpr = x.shape[1]
     C: tl.constexpr = x.shape[4]
-    x = x.reshape(ROWS, W, 8, 4, C // KEPT, KEPT)
-    return x.permute(1, 4, 3, 5, 0, 2).reshape(W, 4 * C, 8 * ROWS)
+    x = x.reshape(ROWS, W, 8, 4, C // (2 * KEPT), KEPT // 2, 2, 2)
+    return x.permute(1, 4, 6, 3, 5, 7, 0, 2).reshape(W, 4 * C, 8 * ROWS)
