@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,14 +15,15 @@ pytest.importorskip("transformers")
 
 from model.gguf_models import Tiny, logits, quantize, reference, relative_error, write
 from tilewright.device import INTERPRETER
+from tilewright.errors import FormatError
 from tilewright.formats.blocks import BLOCK_TYPES
-from tilewright.layout.blocks import GpuBlocks
+from tilewright.layout.blocks import BLOCK_FORMS, GpuBlocks, pack_blocks_for
 from tilewright.layout.hopper import HopperW4, unpack_w4_hopper
 from tilewright.layout.triton import WordsW4
 from tilewright.model import load as loading
 from tilewright.model.fuse import why_not_fused
 from tilewright.model.layers import QuantLinear, model_problems
-from tilewright.model.placement import Placement
+from tilewright.model.placement import Placement, all_finite
 
 CPU = torch.device("cpu")
 
@@ -109,3 +111,52 @@ def test_other_blocks_are_blocks_on_every_gpu(arch: str) -> None:
     packed = Placement(CPU, arch, torch.float16).pack_blocks(raw, block)
     assert isinstance(packed, GpuBlocks)
     assert packed.nbytes == raw.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", list(BLOCK_FORMS))
+def test_an_embedding_is_dequantized_as_gguf_does(kind: str, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(0)
+    raw = np.asarray(quantize(rng.normal(0, 1, (9, 512)).astype(np.float32), kind))
+    values, _ = Placement(CPU, INTERPRETER, dtype).dequantize(raw, kind)
+    right = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    torch.testing.assert_close(values, torch.from_numpy(right).to(dtype), rtol=0, atol=0)
+
+
+def test_an_embedding_is_dequantized_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.model.placement._VALUES_AT_A_TIME", 1000)
+    raw = np.asarray(quantize(np.random.default_rng(1).normal(0, 1, (7, 256)).astype(np.float32),
+                              "Q4_K"))  # fmt: skip
+    values, finite = Placement(CPU, INTERPRETER, torch.float32).dequantize(raw, "Q4_K")
+    right = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q4_K)
+    assert finite
+    torch.testing.assert_close(values, torch.from_numpy(right), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "at"), [("Q8_0", 0), ("Q4_1", 2), ("Q6_K", 208), ("Q4_K", 2)])
+def test_a_scale_that_is_no_number_is_seen_on_the_device(kind: str, at: int) -> None:
+    raw = np.asarray(quantize(np.ones((4, 256), np.float32), kind)).copy()
+    packed = pack_blocks_for(raw, kind, "cpu", arch=INTERPRETER)
+    assert all_finite(packed)
+    raw[2, at : at + 2] = (0, 0x7C)  # Inf
+    assert not all_finite(pack_blocks_for(raw, kind, "cpu", arch=INTERPRETER))
+    assert not Placement(CPU, INTERPRETER, torch.float32).dequantize(raw, kind)[1]
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.attn_k.weight"])
+def test_a_damaged_scale_is_named_on_gpus_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, Tiny("llama", {"": "Q8_0"}, layers=1))
+    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == name)
+    data = bytearray(path.read_bytes())
+    data[tensor.data_offset + 34 : tensor.data_offset + 36] = b"\x00\xfc"  # -Inf
+    path.write_bytes(data)
+    monkeypatch.setattr(
+        loading, "place", lambda device, dtype: Placement(CPU, INTERPRETER, torch.float32)
+    )
+    with pytest.raises(FormatError, match="Q8_0 block scale is NaN or Inf") as raised:
+        loading.load(path, device="cuda")
+    assert name in str(raised.value)
+    assert str(tensor.data_offset + 34) in str(raised.value)
