@@ -45,7 +45,7 @@ def gpu_scan(args: ScanArgs, chunk: int | None = None, tile: Tile | None = None)
     """Write `args.y` and `args.final_states` on a GPU, or in Triton's interpreter on the CPU.
 
     Args:
-        args: valid, of at least one token.
+        args: valid; of no token, states leave as they entered.
         chunk: tokens a chunk, in place of the tile's; None for the tile's.
         tile: of `triton_space.TRITON_SPACE`; None for the table's.
 

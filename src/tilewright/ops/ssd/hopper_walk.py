@@ -98,14 +98,14 @@ def _loader(
 def _masker(
     cbs, sums, steps, ms, full, mfull, mempty, d_ptr, stride_dh, cu_ptr, L, H, NC,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, STAGES: gl.constexpr,
-    HAS_D: gl.constexpr, DTYPE: gl.constexpr, TILE: gl.constexpr,
+    D: gl.constexpr, DTYPE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Four warps: M of every chunk, two ahead of the walker at most."""
     h, seq, segment, start, end, slot = _span(cu_ptr, L, H, NC, SEGMENTS, PACKED, Q)
     i = gl.arange(0, Q, gl.SliceLayout(1, TILE))
     j = gl.arange(0, Q, gl.SliceLayout(0, TILE))
     below = i[:, None] >= j[None, :]
-    if HAS_D:
+    if D == "head":
         d = gl.load(d_ptr + h * stride_dh).to(gl.float32)
         diagonal = i[:, None] == j[None, :]
     count = (end - start + Q - 1) // Q
@@ -119,7 +119,7 @@ def _masker(
         cb = cbs.index(stage).load(TILE).to(gl.float32)
         m = gl.exp2(gl.minimum(sums_i - sums_j, 0.0)) * steps_j
         m = gl.where(below, cb * m, 0.0)
-        if HAS_D:
+        if D == "head":
             m = gl.where(diagonal, m + d, m)
         mbarrier.wait(mempty.index(half), (t // 2) & 1)
         ms.index(half).store(m.to(DTYPE))
@@ -129,11 +129,13 @@ def _masker(
 
 @gluon.jit
 def _walker(
-    y_ptr, z_ptr, enter_ptr, final_ptr, sums_ptr, xs, bs, cs, sums, steps, ms, full, empty, mfull,
-    mempty, cu_ptr, L, H, P, NC, stride_zb, stride_zl, stride_zh, stride_zp,
+    y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, sums, steps, ms,
+    full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh,
+    stride_zb, stride_zl, stride_zh, stride_zp,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr, DTYPE: gl.constexpr,
-    ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
+    STAGES: gl.constexpr, D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
+    DTYPE: gl.constexpr, ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr,
+    ROWS: gl.constexpr,
 ):  # fmt: skip
     """The state, chunk after chunk. Phase n of empty[s] says that buffer s is free for its n-th
     use; all are free from the start."""
@@ -164,15 +166,25 @@ def _walker(
             z_ptr += seq.to(gl.int64) * stride_zb + (start - seq * L).to(gl.int64) * stride_zl
             z_ptr += h * stride_zh
         offs_z = out_p[:, None] * stride_zp + out_i[None, :] * stride_zl
+    if D == "full":
+        d = gl.load(d_ptr + h * stride_dh + out_p, mask=out_p < P, other=0.0).to(gl.float32)
     sums_ptr += (slot.to(gl.int64) * H + h) * Q + (Q - 1)
     count = (end - start + Q - 1) // Q
     last = gl.load(sums_ptr, mask=count > 0, other=0.0)
+    unit = 1.0
+    if DTYPE == gl.float16:  # which holds few small numbers: the products' unit
+        units_ptr += slot.to(gl.int64) * H + h
+        unit = gl.load(units_ptr, mask=count > 0, other=1.0)
     for t in range(count):
         stage = t % STAGES
         half = t % 2
         left = end - start - t * Q
         sums_ptr += H * Q
         after = gl.load(sums_ptr, mask=t + 1 < count, other=0.0)
+        next_unit = unit
+        if DTYPE == gl.float16:
+            units_ptr += H
+            next_unit = gl.load(units_ptr, mask=t + 1 < count, other=1.0)
         mbarrier.wait(full.index(stage), (t // STAGES) & 1)
         x = xs.index(stage)
         b = bs.index(stage)
@@ -189,10 +201,15 @@ def _walker(
         grown = gl.exp2(sums.index(stage).load(ACC_Y))
         weight = gl.exp2(gl.minimum(last - sums.index(stage).load(A_S), 0.0))
         weight = weight * steps.index(stage).load(A_S)
+        if DTYPE == gl.float16:
+            weight = weight * (1.0 / unit)
         scaled = (x.permute((1, 0)).load(A_S).to(gl.float32) * weight).to(DTYPE)
         y = warpgroup_mma_wait(0, [y])
         y = y * grown
-        state = state * gl.exp2(last)
+        kept = gl.exp2(last)
+        if DTYPE == gl.float16:
+            kept = kept / unit
+        state = state * kept
         last = after
         mbarrier.wait(mfull.index(half), (t // 2) & 1)
         m = ms.index(half).permute((1, 0))
@@ -201,16 +218,22 @@ def _walker(
         y = warpgroup_mma_wait(1, [y])
         mbarrier.arrive(mempty.index(half), count=1)
         mask_y = (out_p < P)[:, None] & (out_i < left)[None, :]
-        if HAS_Z:
+        if HAS_Z or D == "full":
             out = gl.convert_layout(y, OUT)
-            z = gl.load(z_ptr + offs_z, mask=mask_y, other=0.0).to(gl.float32)
-            out = out * (z / (1.0 + gl.exp2(-1.4426950408889634 * z)))
+            if D == "full":
+                out += d[:, None] * x.permute((1, 0)).load(OUT).to(gl.float32)
+            if HAS_Z:
+                z = gl.load(z_ptr + offs_z, mask=mask_y, other=0.0).to(gl.float32)
+                out = out * (z / (1.0 + gl.exp2(-1.4426950408889634 * z)))
+                z_ptr += Q * stride_zl
             gl.store(y_ptr + offs_y, out.to(DTYPE), mask=mask_y)
-            z_ptr += Q * stride_zl
         else:
             gl.store(y_ptr + offs_y, gl.convert_layout(y.to(DTYPE), OUT), mask=mask_y)
         y_ptr += Q * H * P
         state = warpgroup_mma_wait(0, [state])
+        if DTYPE == gl.float16:
+            state = state * unit
+        unit = next_unit
         mbarrier.arrive(empty.index(stage), count=1)
     if segment == SEGMENTS - 1:
         at = (seq.to(gl.int64) * H + h) * P * N
@@ -220,10 +243,10 @@ def _walker(
 @gluon.jit
 def _walk_hopper_kernel(
     x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, y_ptr, z_ptr, d_ptr, sums_ptr,
-    enter_ptr, final_ptr, cu_ptr, L, H, P, G, NC, stride_dh,
+    units_ptr, enter_ptr, final_ptr, cu_ptr, L, H, P, G, NC, stride_dh,
     stride_zb, stride_zl, stride_zh, stride_zp,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr, HAS_D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
+    STAGES: gl.constexpr, D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
     ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
     TILE: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -250,14 +273,14 @@ def _walk_hopper_kernel(
     gl.warp_specialize(
         [
             (_walker, (
-                y_ptr, z_ptr, enter_ptr, final_ptr, sums_ptr, xs, bs, cs, sums, steps, ms, full,
-                empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_zb, stride_zl, stride_zh,
-                stride_zp, SEGMENTS, PACKED, Q, N, STAGES, HAS_Z, HAS_ENTER, DTYPE, ACC_Y, ACC_S,
-                OUT, ROWS,
+                y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, sums,
+                steps, ms, full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh, stride_zb,
+                stride_zl, stride_zh, stride_zp, SEGMENTS, PACKED, Q, N, STAGES, D, HAS_Z,
+                HAS_ENTER, DTYPE, ACC_Y, ACC_S, OUT, ROWS,
             )),
             (_masker, (
                 cbs, sums, steps, ms, full, mfull, mempty, d_ptr, stride_dh, cu_ptr, L, H, NC,
-                SEGMENTS, PACKED, Q, STAGES, HAS_D, DTYPE, TILE,
+                SEGMENTS, PACKED, Q, STAGES, D, DTYPE, TILE,
             )),
             (_loader, (
                 x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, xs, bs, cs, cbs, sums,
@@ -296,10 +319,8 @@ def _rows(given: torch.Tensor, columns: int) -> tuple[list[int], list[int]] | No
 
 def serves(args: ScanArgs) -> bool:
     """Whether the operands lie as this kernel reads them: rows of x, B and C that begin at
-    multiples of 16 bytes, their columns next to each other; D a number a head; N 64 or 128."""
+    multiples of 16 bytes, their columns next to each other; D contiguous; N 64 or 128."""
     if args.x.dtype not in (torch.float16, torch.bfloat16) or args.d_state not in (64, 128):
-        return False
-    if args.D is not None and args.D.dim() != 1:
         return False
     return all(_rows(t, 1) is not None for t in (args.x, args.B, args.C))
 
@@ -309,6 +330,7 @@ def launch_walk_hopper(
     slots: int,
     steps: torch.Tensor,
     sums: torch.Tensor,
+    units: torch.Tensor,
     cb: torch.Tensor,
     enter: torch.Tensor | None,
     *,
@@ -319,7 +341,7 @@ def launch_walk_hopper(
 
     Args:
         args: that `serves`.
-        steps, sums: as `launch_prepare` leaves them, of `slots` slots.
+        steps, sums, units: as `launch_prepare` leaves them, of `slots` slots.
         cb: as `launch_products` leaves it, in one block a chunk.
         enter: as of `triton_walk.launch_walk`.
     """
@@ -350,12 +372,13 @@ def launch_walk_hopper(
         descriptor(cb, [products, CHUNK], [CHUNK, 1], [CHUNK, CHUNK]),
         descriptor(sums, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
         descriptor(steps, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
-        args.y, x if z is None else z, sums if d is None else d, sums,
+        args.y, x if z is None else z, sums if d is None else d, sums, units,
         sums if enter is None else enter, args.final_states,
         args.cu_seqlens if packed else sums,
         args.length, heads, args.head_dim, args.groups, max(1, triton.cdiv(args.length, CHUNK)),
         0 if d is None else d.stride(0), *(x if z is None else z).stride(),
-        SEGMENTS=segments, PACKED=packed, Q=CHUNK, N=n, STAGES=num_stages, HAS_D=d is not None,
+        SEGMENTS=segments, PACKED=packed, Q=CHUNK, N=n, STAGES=num_stages,
+        D="none" if d is None else "head" if d.dim() == 1 else "full",
         HAS_Z=z is not None, HAS_ENTER=enter is not None, REGISTERS=_REGISTERS, **_layouts(n),
         num_warps=4,
     )  # fmt: skip

@@ -24,7 +24,10 @@ __all__ = [
     "operand",
     "store_narrow",
     "to_float32",
+    "unit_of",
 ]
+
+SMALLEST: tl.constexpr = tl.constexpr(2.0**-60)
 
 
 @triton.jit
@@ -49,6 +52,16 @@ def store_narrow(ptrs, v, mask, INTERPRET: tl.constexpr):
 def decay(difference):
     """2 to the power of a difference of cumulative sums, which only rounding makes positive."""
     return tl.exp2(tl.minimum(difference, 0.0))
+
+
+@triton.jit
+def unit_of(weights, dtype: tl.constexpr):
+    """The size of the largest of a block's weights; 1 where `dtype` needs none. float16 holds few
+    small numbers: what is multiplied there is counted in this unit."""
+    if dtype == tl.float16:
+        return tl.maximum(tl.max(weights, 0), SMALLEST)
+    else:
+        return 1.0
 
 
 @triton.jit

@@ -24,9 +24,6 @@ def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> Result
     from tilewright.ops.ssd.spec import operands, results
 
     args = operands(inputs)
-    if args.length == 0:
-        args.final_states.zero_()
-        return results(args)
     if tile.planted == _NO_RESET and args.cu_seqlens is not None:
         first = None if args.initial_states is None else args.initial_states[:1]
         one = replace(

@@ -7,7 +7,8 @@
 
 Both are float32 [slots, H, CHUNK] (`triton_parts` says what a slot is): a decay between two tokens
 of a chunk is 2 to the power of a difference of sums. Places behind the end of a sequence have a
-step of 0 and the last token's sum, so whoever reads a chunk needs no mask for them.
+step of 0 and the last token's sum, so whoever reads a chunk needs no mask for them. `units` [slots,
+H] is the largest ``dt[t] 2^(sum_last - sum_t)`` of a chunk, where a kernel asks for it.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 
 from tilewright.ops.ssd.args import ScanArgs
-from tilewright.ops.ssd.triton_parts import locate, to_float32
+from tilewright.ops.ssd.triton_parts import SMALLEST, decay, locate, to_float32
 
 __all__ = ["INTERPRETED", "launch_prepare", "step_of"]
 
@@ -43,11 +44,12 @@ def step_of(dt, low, high, SOFTPLUS: tl.constexpr):
 
 @triton.jit
 def _prepare_kernel(
-    dt_ptr, a_ptr, bias_ptr, cu_ptr, steps_ptr, sums_ptr,
+    dt_ptr, a_ptr, bias_ptr, cu_ptr, steps_ptr, sums_ptr, units_ptr,
     L, H, S, NC, low, high,
     stride_db, stride_dl, stride_dh,
     CHUNK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
-    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr, INTERPRET: tl.constexpr,
+    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, PACKED: tl.constexpr,
+    HAS_UNITS: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """The steps and sums of BLOCK_H heads in one slot."""
     slot = tl.program_id(0)
@@ -75,6 +77,10 @@ def _prepare_kernel(
         to = base[None, :] + offs_t[:, None]
         tl.store(steps_ptr + to, dt, mask=mask_h[None, :])
         tl.store(sums_ptr + to, sums, mask=mask_h[None, :])
+        if HAS_UNITS:  # BLOCK_T is CHUNK
+            weights = dt * decay(carry[None, :] - sums)
+            unit = tl.maximum(tl.max(weights, 0), SMALLEST)
+            tl.store(units_ptr + slot * H + offs_h, unit, mask=mask_h)
 
 
 INTERPRETED: bool = not isinstance(_prepare_kernel, triton.JITFunction)
@@ -82,9 +88,15 @@ INTERPRETED: bool = not isinstance(_prepare_kernel, triton.JITFunction)
 
 
 def launch_prepare(
-    args: ScanArgs, chunk: int, slots: int, steps: torch.Tensor, sums: torch.Tensor
+    args: ScanArgs,
+    chunk: int,
+    slots: int,
+    steps: torch.Tensor,
+    sums: torch.Tensor,
+    units: torch.Tensor | None = None,
 ) -> None:
-    """Write steps and sums, float32 [slots, H, chunk], of every slot that is used."""
+    """Write steps and sums, float32 [slots, H, chunk], of every slot that is used, and units
+    [slots, H] of chunks of at most 128."""
     block_t = chunk & -chunk  # the largest power of two that divides it
     block_t = min(block_t, 128)
     block_h = max(1, min(2048 // block_t, triton.next_power_of_2(args.heads), 32))
@@ -92,11 +104,11 @@ def launch_prepare(
     packed = args.cu_seqlens is not None
     _prepare_kernel[grid](
         args.dt, args.A, args.A if args.dt_bias is None else args.dt_bias,
-        args.cu_seqlens if packed else args.A, steps, sums,
+        args.cu_seqlens if packed else args.A, steps, sums, sums if units is None else units,
         args.length, args.heads, args.sequences, max(1, triton.cdiv(args.length, chunk)),
         float(args.dt_limit[0]), float(args.dt_limit[1]),
         *args.dt.stride(),
         CHUNK=chunk, BLOCK_T=block_t, BLOCK_H=block_h,
         SOFTPLUS=args.dt_softplus, HAS_BIAS=args.dt_bias is not None, PACKED=packed,
-        INTERPRET=INTERPRETED, num_warps=4,
+        HAS_UNITS=units is not None, INTERPRET=INTERPRETED, num_warps=4,
     )  # fmt: skip

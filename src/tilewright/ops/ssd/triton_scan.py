@@ -7,6 +7,9 @@
     "persistent"  prepare, [states of each segment, pass,] walk
     "hopper"      prepare, products, [states of each segment, pass,] walk with TMA and wgmma
 
+"hopper" reads x, B and C through TMA. Where they do not lie as it needs them
+(`hopper_walk.serves`), the walk of "persistent" takes its place, in the same chunks and segments.
+
 The plan is the tile's `algorithm`. Scratch memory, float32 and reused by every launch of a stream,
 is cut into the arrays that the plan needs; nothing is read before it was written.
 """
@@ -56,6 +59,7 @@ def _arrays(args: ScanArgs, tile: Tile) -> dict[str, int]:
         return floats
     if tile.algorithm == "hopper":
         floats["products"] = products
+        floats["units"] = slots * args.heads
     if tile.algorithm in ("persistent", "hopper") and tile.segments > 1:
         floats["added"] = args.sequences * tile.segments * state
         floats["logs"] = args.sequences * tile.segments * args.heads
@@ -97,31 +101,31 @@ def launch_scan(args: ScanArgs, tile: Tile, workspace: Workspace) -> None:
     options = {
         "num_warps": fields.get("num_warps", 4), "num_stages": tile.num_stages, "fault": fault,
     }  # fmt: skip
-    launch_prepare(args, chunk, slots, steps, sums)
+    launch_prepare(args, chunk, slots, steps, sums, part.get("units"))
     if tile.algorithm in ("persistent", "hopper"):
-        enter = None
+        enter, block_p = None, min(64, max(16, triton.next_power_of_2(args.head_dim)))
         if tile.segments > 1:
             enter = part["added"]
             launch_states(
                 args, "segment", args.sequences * tile.segments, steps, sums, enter, part["logs"],
-                chunk=chunk, block_t=chunk, block_p=min(64, triton.next_power_of_2(args.head_dim)),
-                block_n=128, segments=tile.segments, num_stages=tile.num_stages, fault=fault,
+                chunk=chunk, block_t=chunk, block_p=block_p, block_n=128,
+                segments=tile.segments, num_stages=tile.num_stages, fault=fault,
             )  # fmt: skip
             launch_pass(
                 args, enter, part["logs"], enter, chunk=chunk, segments=tile.segments, fault=fault
             )
-        if tile.algorithm == "hopper":
+        if tile.algorithm == "hopper" and _has_tma(args):
             from tilewright.ops.ssd.hopper_walk import launch_walk_hopper
 
             cb = part["products"].view(args.x.dtype)
             launch_products(args, slots, cb, chunk=chunk, block=chunk)
             launch_walk_hopper(
-                args, slots, steps, sums, cb, enter, segments=tile.segments,
+                args, slots, steps, sums, part["units"], cb, enter, segments=tile.segments,
                 num_stages=tile.num_stages,
             )  # fmt: skip
         else:
             launch_walk(
-                args, steps, sums, enter, chunk=chunk, block_p=tile.block_p,
+                args, steps, sums, enter, chunk=chunk, block_p=fields.get("block_p", block_p),
                 segments=tile.segments, **options,
             )  # fmt: skip
         return
@@ -142,6 +146,12 @@ def launch_scan(args: ScanArgs, tile: Tile, workspace: Workspace) -> None:
         args, slots, steps, sums, enter, cb, chunk=chunk, block=tile.block, block_p=tile.block_p,
         heads=tile.heads, **options,
     )  # fmt: skip
+
+
+def _has_tma(args: ScanArgs) -> bool:
+    from tilewright.ops.ssd.hopper_walk import serves
+
+    return serves(args)
 
 
 def _cut(args: ScanArgs, tile: Tile, workspace: Workspace) -> dict[str, torch.Tensor]:

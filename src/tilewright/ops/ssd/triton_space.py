@@ -7,6 +7,9 @@
 "persistent" (`triton_walk`)
     Chunks of `chunk` tokens x block_p channels; a sequence in `segments` runs of chunks.
 
+"hopper" (`hopper_walk`)
+    The same on sm_90, in chunks of 64 tokens x 64 channels, with TMA and warps of three kinds.
+
 Loads `num_stages` - 1 steps ahead, `num_warps` warps a program. Rules and defaults follow what the
 compiler showed on sm_90, gfx90a, gfx942 and gfx1151, and on sm_90 what was measured.
 """
@@ -28,6 +31,7 @@ CHUNKS = (16, 32, 64, 128, 192, 256, 512)
 """Tokens a chunk may have."""
 
 _BLOCKS = (16, 32, 64, 128)
+_SEGMENTS = (1, 2, 3, 4, 8, 16)
 _WARPS_OF_STATES = 4
 
 
@@ -48,9 +52,22 @@ def _is_walk(tile: Tile) -> bool:
     return bool(tile.algorithm == "persistent")
 
 
+def _is_hopper(tile: Tile) -> bool:
+    return bool(tile.algorithm == "hopper")
+
+
+def _is_blocked(tile: Tile) -> bool:
+    return not (_is_walk(tile) or _is_hopper(tile))
+
+
 def smem_bytes(tile: Tile, problem: Problem) -> int:
     """An upper bound of the shared memory that the largest kernel of a tile allots."""
     size, n, ahead = _itemsize(problem), _power(problem.K), max(1, tile.num_stages)
+    if _is_hopper(tile):  # x, B, C and C B^T of each chunk ahead; two M; y on its way; barriers
+        q = tile.chunk
+        return int(
+            ahead * (2 * (2 * q * q + 2 * q * n) + 8 * q) + 4 * q * q + 4 * q * (q + 8) + 512
+        )
     p, q = tile.block_p, tile.chunk
     if _is_walk(tile):
         loads = ahead * (2 * q * n + q * p) * size + 24 * q * ahead
@@ -65,7 +82,7 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
 
 
 def _whole_blocks(tile: Tile, problem: Problem) -> bool:
-    return _is_walk(tile) or bool(tile.chunk % tile.block == 0)
+    return not _is_blocked(tile) or bool(tile.chunk % tile.block == 0)
 
 
 def _walks_blocks(tile: Tile, problem: Problem) -> bool:
@@ -73,15 +90,15 @@ def _walks_blocks(tile: Tile, problem: Problem) -> bool:
 
 
 def _fits_head(tile: Tile, problem: Problem) -> bool:
-    return bool(tile.block_p <= _power(_head_dim(problem)))
+    return _is_hopper(tile) or bool(tile.block_p <= _power(_head_dim(problem)))
 
 
 def _fits_state(tile: Tile, problem: Problem) -> bool:
-    return _is_walk(tile) or bool(tile.block_n <= _power(problem.K))
+    return not _is_blocked(tile) or bool(tile.block_n <= _power(problem.K))
 
 
 def _one_group(tile: Tile, problem: Problem) -> bool:
-    return _is_walk(tile) or bool(problem.group % tile.heads == 0)
+    return not _is_blocked(tile) or bool(problem.group % tile.heads == 0)
 
 
 def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
@@ -89,7 +106,14 @@ def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
     return limit is None or smem_bytes(tile, problem) <= limit
 
 
+def _has_hopper(tile: Tile, problem: Problem) -> bool:
+    half = problem.act_dtype != "float32"
+    return not _is_hopper(tile) or (problem.arch == "sm_90" and half and problem.K in (64, 128))
+
+
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
+    if _is_hopper(tile):
+        return True
     lanes = warp_size(problem.arch)
     threads = tile.num_warps * lanes
     half = problem.act_dtype != "float32"
@@ -116,6 +140,11 @@ RULES = (
         "heads of one group",
         "the heads of a program share B and C: their number divides the group's",
         _one_group,
+    ),
+    Rule(
+        "Hopper",
+        "TMA and wgmma of sm_90 take float16 and bfloat16, and a state of 64 or 128 numbers",
+        _has_hopper,
     ),
     Rule(
         "shared memory",
@@ -171,34 +200,36 @@ def with_chunk(tile: Tile, problem: Problem, chunk: int) -> Tile:
     Raises:
         TileError: no tile with that chunk does.
     """
-    if _is_walk(tile):
+    if not _is_blocked(tile):
         changed = tile.replace(chunk=chunk)
-        if chunk in _BLOCKS and _legal(changed, problem):
+        if chunk in TRITON_SPACE.fields[tile.algorithm]["chunk"] and _legal(changed, problem):
             return changed
-        tile = next(t for t in _choices(problem) if not _is_walk(t))
-    for given in (tile, *_choices(problem)):
+        tile = next(t for t in _choices(problem) if _is_blocked(t))
+    for given in (tile, *(t for t in _choices(problem) if _is_blocked(t))):
         for block in (given.block, *reversed(_BLOCKS)):
             changed = given.replace(chunk=chunk, block=block)
-            if not _is_walk(given) and block <= given.block and _legal(changed, problem):
+            if block <= given.block and _legal(changed, problem):
                 return changed
     raise TileError(f"ssd: no tile with chunk={chunk} obeys the rules for {problem}")
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
-    n = 32 if _is_walk(tile) else tile.block_n
-    return {"M": (tile.chunk,), "N": (tile.block_p,), "K": (n,)}
+    n = tile.block_n if _is_blocked(tile) else 32
+    return {"M": (tile.chunk,), "N": (tile.as_dict().get("block_p", 64),), "K": (n,)}
 
 
 _SHARED = {"chunk": CHUNKS, "block_p": _BLOCKS, "num_warps": (4, 8), "num_stages": (1, 2, 3)}
 _OUTPUT = {**_SHARED, "block": _BLOCKS, "block_n": (16, 32, 64, 128, 256),
            "heads": (1, 2, 4, 8, 16)}  # fmt: skip
 
+
 TRITON_SPACE = TileSpace(
     name="ssd/triton",
     fields={
         "five": _OUTPUT,
         "fused": _OUTPUT,
-        "persistent": {**_SHARED, "segments": (1, 2, 3, 4, 8, 16)},
+        "persistent": {**_SHARED, "segments": _SEGMENTS},
+        "hopper": {"chunk": (64,), "segments": _SEGMENTS, "num_stages": (2, 3, 4)},
     },
     rules=RULES,
     default=_default,

@@ -37,6 +37,7 @@ from tilewright.ops.ssd.triton_parts import (
     operand,
     store_narrow,
     to_float32,
+    unit_of,
 )
 from tilewright.ops.ssd.triton_prepare import INTERPRETED
 
@@ -119,9 +120,12 @@ def _states_kernel(
             at = (here.to(tl.int64) * H + h) * P * N
             store_narrow(out_ptr + at + offs_s, state, mask_s & (in_chunk == 0), INTERPRET)
         weights = steps * decay(after - sums)
+        unit = unit_of(weights, dtype)
+        weights *= 1.0 / unit
         scaled = operand(to_float32(x, INTERPRET) * weights[None, :], dtype, INTERPRET)
-        state *= decay(after - before)
+        state *= decay(after - before) / unit
         state = tl.dot(scaled, as_operand(b, INTERPRET), state, input_precision="ieee")
+        state *= unit
         log += after - before
         before = after
 

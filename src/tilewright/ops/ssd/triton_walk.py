@@ -35,6 +35,7 @@ from tilewright.ops.ssd.triton_parts import (
     operand,
     store_narrow,
     to_float32,
+    unit_of,
 )
 from tilewright.ops.ssd.triton_prepare import INTERPRETED
 
@@ -101,8 +102,8 @@ def _walk_kernel(
     elif D == "full":
         d_ptrs = d_ptr + h * stride_dh + offs_p * stride_dp
         d = to_float32(tl.load(d_ptrs, mask=mask_p, other=0.0), INTERPRET)
-    # Carried along beside the state, so that the state's product ends where it began: in flight over
-    # the loop's end, it would make ptxas wait for every other product (C7515).
+    # Carried along beside the state, so that the state's product ends where it began: in flight
+    # over the loop's end, it would make ptxas wait for every other product (C7515).
     entered = operand(state, dtype, INTERPRET)
     below = offs[:, None] <= offs[None, :]  # [j, i]
     diagonal = offs[:, None] == offs[None, :]
@@ -138,9 +139,12 @@ def _walk_kernel(
             z = tl.load(z_ptr + offs_z, mask=mask_x, other=0.0)
             y *= silu(to_float32(z, INTERPRET))
         store_narrow(y_ptr + offs_y, y, mask_x, INTERPRET)
-        scaled = operand(wide * (steps * decay(last - sums))[None, :], dtype, INTERPRET)
-        state *= tl.exp2(last)
+        weights = steps * decay(last - sums)
+        unit = unit_of(weights, dtype)
+        scaled = operand(wide * (weights * (1.0 / unit))[None, :], dtype, INTERPRET)
+        state *= tl.exp2(last) / unit
         state = tl.dot(scaled, b, state, input_precision="ieee")
+        state *= unit
         entered = operand(state, dtype, INTERPRET)
         x_ptr += CHUNK * stride_xl
         z_ptr += CHUNK * stride_zl
