@@ -37,7 +37,7 @@ from tilewright.tune.tuner import Progress, Target, tune
 
 ARCH = "sm_90"
 SHAPES = ((24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096))
-ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096)
+ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def _decode(block_m: int, block_n: int, warps_k: int, unroll: int, split_k: int, x: str) -> Tile:
@@ -73,6 +73,7 @@ SHORTLIST = (
     _prefill(128, 128, 6, 1),
     _prefill(128, 128, 6, 2),
     _prefill(128, 128, 3, 0, 128),
+    _prefill(128, 128, 3, 1, 128),
     _prefill(128, 128, 4, 0, 128),
     _prefill(128, 128, 4, 1, 128),
     _prefill(128, 256, 4, 0),
