@@ -283,16 +283,3 @@ def test_an_activation_without_a_kernel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
     with pytest.raises(UnsupportedError, match="the experts' activation is 'relu'; allowed are"):
         load(tmp_path)
-
-
-def test_a_gpu_is_refused_before_anything_is_read(monkeypatch: Any, tmp_path: Path) -> None:
-    from tilewright.model import load as module
-    from tilewright.model.placement import Placement
-
-    gpu = Placement(torch.device("cuda"), "sm_90", torch.float16)
-    monkeypatch.setattr(module, "place", lambda device, dtype: gpu)
-    write_folder(tmp_path / "a", "gptq-sym", TinyMoe(layers=1))
-    write_gguf(tmp_path / "m.gguf", TinyMoe(layers=1))
-    for path in (tmp_path / "a", tmp_path / "m.gguf"):
-        with pytest.raises(UnsupportedError, match="mixtures of experts run on the CPU"):
-            load(path, device="cuda")

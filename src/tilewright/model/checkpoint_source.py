@@ -10,6 +10,7 @@ import torch
 
 from tilewright.errors import FormatError, LayoutError
 from tilewright.layout.cpu import PackedW4
+from tilewright.layout.experts import GpuExperts
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.model.info import LoadInfo
@@ -100,6 +101,12 @@ class CheckpointSource:
                 file=self.path,
                 tensor=name,
             )
+        if not self._where.on_cpu:
+            prefixes = [
+                self._linears.get(numbers[e].removesuffix("weight")) for e in sorted(numbers)
+            ]
+            if all(prefix is not None for prefix in prefixes):
+                return self._on_gpu(name, [prefix for prefix in prefixes if prefix is not None])
         parts = [self.matrix(numbers[expert]) for expert in range(len(numbers))]
         packed = [part for part in parts if isinstance(part, PackedW4)]
         dense = [part for part in parts if isinstance(part, torch.Tensor)]
@@ -113,6 +120,16 @@ class CheckpointSource:
             file=self.path,
             tensor=name,
         )
+
+    def _on_gpu(self, name: str, prefixes: list[str]) -> PackedExperts | GpuExperts:
+        codes = [self._checkpoint.linear(prefix) for prefix in prefixes]
+        try:
+            packed = self._where.pack_experts(codes)
+        except LayoutError as error:
+            raise FormatError(str(error), file=self.path, tensor=name) from error
+        self._info.count("packed", packed.type_name, packed.nbytes)
+        self._copied(packed.nbytes)
+        return packed
 
     def _agreeing(self, name: str, packed: list[PackedW4]) -> PackedExperts:
         try:

@@ -16,6 +16,7 @@ from torch import nn
 from tilewright.errors import FormatError
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.cpu import PackedBlocks, PackedW4
+from tilewright.layout.experts import GpuExperts
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.model.layers import QuantEmbedding, QuantLinear
@@ -168,7 +169,7 @@ def _some(names: list[str]) -> str:
 def _check_shape(value: Any, expected: Iterable[int], name: str, source: Source) -> None:
     if isinstance(value, torch.Tensor):
         shape = tuple(value.shape)
-    elif isinstance(value, PackedExperts):
+    elif isinstance(value, PackedExperts | GpuExperts):
         shape = (value.E, value.N, value.K)
     else:
         shape = (value.N, value.K)

@@ -22,12 +22,12 @@ from tilewright.errors import FormatError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.formats.gguf import GGUFFile, GGUFTensor, check_scales
 from tilewright.layout.cpu import pack_blocks
+from tilewright.layout.experts import GpuExperts
 from tilewright.model.fill import Matrix
 from tilewright.model.info import LoadInfo
 from tilewright.model.names import SKIPPED_GGUF_TENSORS, hf_name
 from tilewright.model.pages import drop_range
 from tilewright.model.placement import Placement, all_finite
-from tilewright.ops.moe.experts import pack_expert_blocks
 from tilewright.ops.moe.op import Experts
 
 if TYPE_CHECKING:
@@ -121,10 +121,16 @@ class GGUFSource:
                 file=self.path,
                 tensor=tensor.name,
             )
-        check_scales(tensor)
         if tensor.packed:
-            self._info.count("packed", tensor.type_name, tensor.nbytes)
-            return pack_expert_blocks(np.asarray(tensor.raw), tensor.type_name)
+            block = BLOCK_TYPES[tensor.type_name]
+            packed = self._where.pack_expert_blocks(np.asarray(tensor.raw), block)
+            if not isinstance(packed, GpuExperts) or not all_finite(packed.planes):
+                check_scales(tensor)
+            if not self._where.on_cpu:
+                _release(tensor)
+            self._info.count("packed", tensor.type_name, packed.nbytes)
+            return packed
+        check_scales(tensor)
         result = torch.from_numpy(self._values(tensor)).to(self._where.dtype)
         fate = "dense" if tensor.type_name in _DENSE else "dequantized"
         self._info.count(fate, tensor.type_name, result.nbytes)

@@ -16,6 +16,7 @@ from torch import nn
 
 from tilewright.errors import FormatError, UnsupportedError
 from tilewright.model.info import LoadInfo
+from tilewright.model.join import join_products
 from tilewright.model.placement import Placement, place
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a GGUF file or a safetensors folder.
 
-    Architectures: llama, qwen2, qwen3, gemma3 (text), and on the CPU qwen3_moe. GGUF block types
+    Architectures: llama, qwen2, qwen3, gemma3 (text) and qwen3_moe. GGUF block types
     that have kernels stay packed, as do 4-bit linears in compressed-tensors, GPTQ and AWQ folders;
     other quantized types become ordinary matrices, named in one log line. `model.tilewright_info`
     is a `LoadInfo` that says what became of every tensor.
@@ -119,11 +120,12 @@ def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any
     config.bos_token_id = ids.get("bos")
     config.eos_token_id = ids.get("eos")
     config.pad_token_id = ids.get("pad")
-    _require_device(config, where)
     model = _create(config, where.dtype)
     _fill(model, GGUFSource(file, config, where=where, info=info), where.dtype, activations)
     _rebuild_rotary(model, rope)
     model.to(where.device)
+    if not where.on_cpu:
+        join_products(model)
     stops = stop_ids(file.metadata, file=path)
     _finish(model, info, bos=ids.get("bos"), stops=stops, pad=ids.get("pad"))
     return model, tokenizer
@@ -138,7 +140,6 @@ def _load_folder(path: Path, activations: str, where: Placement) -> tuple[Any, A
 
     checkpoint = read_checkpoint(path)
     config = config_from_checkpoint(checkpoint.config, file=path)
-    _require_device(config, where)
     info = LoadInfo(
         path=str(path),
         format=_format_name(checkpoint),
@@ -172,14 +173,6 @@ def _load_folder(path: Path, activations: str, where: Placement) -> tuple[Any, A
         generation=generation,
     )
     return model, tokenizer
-
-
-def _require_device(config: PreTrainedConfig, where: Placement) -> None:
-    if config.model_type == "qwen3_moe" and not where.on_cpu:
-        raise UnsupportedError(
-            f"device is {where.device}: in this version mixtures of experts run on the CPU; "
-            "load with device='cpu'"
-        )
 
 
 def _create(config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from tilewright.errors import UnsupportedError
+from tilewright.layout.experts import GpuExperts, join_experts
 from tilewright.model.layers import PackedModule
 from tilewright.ops.contract import Case
-from tilewright.ops.moe.experts import PackedExperts
 from tilewright.ops.moe.mlp import MLP_ACTIVATIONS, moe_mlp
 from tilewright.ops.moe.op import Experts
 
@@ -32,6 +32,9 @@ _MOST_EXPERTS = 16
 class QuantExperts(PackedModule):
     """Gate, up and down of all experts of a layer, with `tilewright.ops.moe.mlp.moe_mlp`.
 
+    Gate and up that are packed for a GPU, and alike, become one matrix `gate_up_proj` [E, 2 I, H]:
+    one launch multiplies both.
+
     Args:
         gate, up: [E, I, H], packed or a dense tensor.
         down: [E, H, I], likewise.
@@ -46,8 +49,6 @@ class QuantExperts(PackedModule):
         UnsupportedError: an activation that no kernel has.
     """
 
-    gate_proj: Experts
-    up_proj: Experts
     down_proj: Experts
 
     def __init__(
@@ -60,7 +61,14 @@ class QuantExperts(PackedModule):
                 f"the experts' activation is {activation!r}; allowed are "
                 f"{', '.join(MLP_ACTIVATIONS)}"
             )
-        for name, part in zip(EXPERT_PARTS, (gate, up, down), strict=True):
+        both: GpuExperts | None = None
+        if isinstance(gate, GpuExperts) and isinstance(up, GpuExperts):
+            both = join_experts(gate, up)
+        parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+        if both is not None:
+            parts = {"gate_up_proj": both, "down_proj": down}
+        self.parts = tuple(parts)
+        for name, part in parts.items():
             if isinstance(part, torch.Tensor):
                 part = nn.Parameter(part, requires_grad=False)
             setattr(self, name, part)
@@ -75,29 +83,31 @@ class QuantExperts(PackedModule):
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
     ) -> torch.Tensor:
+        first: list[Experts] = [getattr(self, name) for name in self.parts[:-1]]
         return moe_mlp(
-            hidden_states, top_k_weights, top_k_index, (self.gate_proj, self.up_proj),
-            self.down_proj, activation=self.activation, activations=self.activations,
+            hidden_states, top_k_weights, top_k_index,
+            first[0] if len(first) == 1 else (first[0], first[1]), self.down_proj,
+            activation=self.activation, activations=self.activations,
         )  # fmt: skip
 
     @property
     def weight_types(self) -> tuple[str, ...]:
         """Types of gate, up and down, each once: as `QuantLinear.weight_type`, or a dtype."""
-        return tuple(dict.fromkeys(_kind(getattr(self, name)) for name in EXPERT_PARTS))
+        return tuple(dict.fromkeys(_kind(getattr(self, name)) for name in self.parts))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights of all experts."""
-        return sum(getattr(self, name).nbytes for name in EXPERT_PARTS)
+        return sum(getattr(self, name).nbytes for name in self.parts)
 
     def products(self) -> Iterator[tuple[str, str, int, int, int, int]]:
-        for name in EXPERT_PARTS:
+        for name in self.parts:
             part = getattr(self, name)
-            if isinstance(part, PackedExperts):
+            if not isinstance(part, torch.Tensor):
                 yield (f".{name}", part.type_name, part.N, part.K, part.group, self.top_k)
 
     def extra_repr(self) -> str:
-        kinds = ", ".join(_kind(getattr(self, name)) for name in EXPERT_PARTS)
+        kinds = ", ".join(_kind(getattr(self, name)) for name in self.parts)
         return (
             f"{self.num_experts} experts, {self.top_k} a token, {self.hidden_dim} -> "
             f"{self.intermediate_dim} -> {self.hidden_dim}, {kinds}, "
@@ -106,15 +116,15 @@ class QuantExperts(PackedModule):
 
 
 def _sizes(experts: Experts) -> tuple[int, int, int]:
-    if isinstance(experts, PackedExperts):
-        return (experts.E, experts.N, experts.K)
-    return (experts.shape[0], experts.shape[1], experts.shape[2])
+    if isinstance(experts, torch.Tensor):
+        return (experts.shape[0], experts.shape[1], experts.shape[2])
+    return (experts.E, experts.N, experts.K)
 
 
 def _kind(experts: Experts) -> str:
-    if isinstance(experts, PackedExperts):
-        return experts.type_name
-    return str(experts.dtype).removeprefix("torch.")
+    if isinstance(experts, torch.Tensor):
+        return str(experts.dtype).removeprefix("torch.")
+    return experts.type_name
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for, unpack_blocks
 from tilewright.layout.cpu import PackedBlocks, PackedW4
+from tilewright.layout.experts import GpuExperts, pack_gpu_experts, pack_gpu_experts_w4
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.pack import pack_w4_for
 from tilewright.layout.triton import WordsW4
+from tilewright.ops.moe.experts import PackedExperts, pack_expert_blocks, pack_expert_w4
 
 __all__ = ["Placement", "all_finite", "device_of", "place"]
 
@@ -69,6 +72,27 @@ class Placement:
         found = block.codes(raw)
         codes = (found.codes + SYMMETRIC_ZERO).astype(np.uint8)
         return self.pack(W4Codes(codes, found.scale, None, found.sub, None, torch.float16))
+
+    def pack_expert_blocks(self, raw: np.ndarray, block: BlockType) -> PackedExperts | GpuExperts:
+        """GGUF blocks of stacked experts, uint8 [E, N, row_bytes], as `pack_blocks` packs one
+        matrix; Q4_0 stays blocks everywhere.
+
+        Raises:
+            LayoutError: as `tilewright.layout.experts.pack_gpu_experts`.
+        """
+        if self.on_cpu:
+            return pack_expert_blocks(raw, block.name)
+        return pack_gpu_experts(raw, block.name, self.device, self.arch)
+
+    def pack_experts(self, codes: Sequence[W4Codes]) -> PackedExperts | GpuExperts:
+        """The 4-bit codes of every expert, in the layout of the device's kernels, on the device.
+
+        Raises:
+            LayoutError: the experts differ, or as `pack`.
+        """
+        if self.on_cpu:
+            return pack_expert_w4(codes)
+        return pack_gpu_experts_w4(codes, self.device)
 
     def dequantize(self, raw: np.ndarray, type_name: str) -> tuple[torch.Tensor, bool]:
         """GGUF blocks as a matrix of the placement's dtype, computed on a GPU.
