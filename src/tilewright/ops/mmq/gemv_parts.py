@@ -130,15 +130,18 @@ def load_scales(
 @triton.jit
 def numbers_of(
     b0, b1, b2, b3, sub, SCALING: tl.constexpr, MINIMUMS: tl.constexpr, SUB_OFFSET: tl.constexpr,
-    COUNT: tl.constexpr,
+    COUNT: tl.constexpr, PACKED: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Scales and minimums of `load_scales`, [R, W, 8, 4, COUNT].
 
     Returns:
         The integers, int32, where there are sub-scales, minimums positive; else float16 or, of
-        exponents, float32, minimums as they are added.
+        exponents, float32, minimums as they are added; PACKED, `two_powers` of `dtype`.
     """
-    if SCALING == "exponent":
+    if SCALING == "exponent" and PACKED:
+        a, b = two_powers(b0, dtype)
+        return a[:, :, :, :, None], b[:, :, :, :, None]
+    elif SCALING == "exponent":
         e = b0.to(tl.uint32)
         bits = tl.where(e < 2, 0x00200000 << e, (e - 1) << 23)  # 2^-128 and 2^-127 are subnormal
         scale = bits.to(tl.uint32).to(tl.float32, bitcast=True)[:, :, :, :, None]
@@ -246,6 +249,70 @@ def masked_pair(a, mask, c, FLIP: tl.constexpr):
 
 
 @triton.jit
+def levels(low, CODES: tl.constexpr):
+    """What the codes of words stand for, above -128 ("iq4") or -16 ("fp4"): bytes of two int32,
+    code 2 p + h in byte p of the h-th. The table's 16 bytes are permuted by the codes."""
+    if CODES == "iq4":
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 l, h, s, a, b;
+            and.b32 l, $2, 0x77777777;
+            shr.u32 h, l, 16;
+            shr.u32 s, $2, 1;
+            lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA;
+            prmt.b32 a, 0x3F2D1801, 0x766A5D4F, l;
+            prmt.b32 b, 0xA6998D81, 0xF1D9C5B5, l;
+            prmt.b32 $0, a, b, s;
+            shr.u32 s, s, 16;
+            prmt.b32 a, 0x3F2D1801, 0x766A5D4F, h;
+            prmt.b32 b, 0xA6998D81, 0xF1D9C5B5, h;
+            prmt.b32 $1, a, b, s;
+            }""",
+            "=&r,=&r,r", [low], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 l, h, s, a, b;
+            and.b32 l, $2, 0x77777777;
+            shr.u32 h, l, 16;
+            shr.u32 s, $2, 1;
+            lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA;
+            prmt.b32 a, 0x13121110, 0x1C181614, l;
+            prmt.b32 b, 0x0D0E0F10, 0x04080A0C, l;
+            prmt.b32 $0, a, b, s;
+            shr.u32 s, s, 16;
+            prmt.b32 a, 0x13121110, 0x1C181614, h;
+            prmt.b32 b, 0x0D0E0F10, 0x04080A0C, h;
+            prmt.b32 $1, a, b, s;
+            }""",
+            "=&r,=&r,r", [low], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def level_pair(even, odd, P: tl.constexpr):
+    """Bytes P of both in the lower bytes of the halves; what is in the upper bytes is open."""
+    places_of: tl.constexpr = P * 0x11 + (4 + P) * 0x1100
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r",
+        [even, odd, tl.full(even.shape, places_of, tl.int32)], dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def two_powers(e, dtype: tl.constexpr):
+    """2^(e - 128) as a product of two numbers of `dtype` that can hold all of them but those at
+    which every weight is infinite or zero."""
+    k = tl.minimum(e.to(tl.int32), 158) - 128 if dtype == tl.float16 else e.to(tl.int32) - 128
+    k = tl.maximum(k, -48) if dtype == tl.float16 else k
+    first = (k + 1) >> 1
+    a = ((first + 127) << 23).to(tl.float32, bitcast=True).to(dtype)
+    b = ((k - first + 127) << 23).to(tl.float32, bitcast=True).to(dtype)
+    return a, b
+
+
+@triton.jit
 def weights_packed(
     low, high, scale, minimum, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     CODES: tl.constexpr, OFFSET: tl.constexpr, SUBS: tl.constexpr, MINIMUMS: tl.constexpr,
@@ -257,27 +324,37 @@ def weights_packed(
     has seven, and 128 + code.
 
     Args:
-        scale, minimum: of each word, in `dtype`: with SUBS integers, and minimums are not added.
+        scale, minimum: of each word, in `dtype`: with SUBS integers, and minimums are not added; of
+            `two_powers` for "fp4".
     """
     P: tl.constexpr = 16 // LOW
     HALF: tl.constexpr = dtype == tl.float16
     ONE: tl.constexpr = 1024 if HALF else 128
     ONES: tl.constexpr = 0x64006400 if HALF else 0x43004300
     FLIP: tl.constexpr = CODES == "signed"
-    OFF: tl.constexpr = 128 if FLIP else OFFSET
+    TABLE: tl.constexpr = CODES == "iq4" or CODES == "fp4"
+    OFF: tl.constexpr = 128 if FLIP or CODES == "iq4" else (16 if CODES == "fp4" else OFFSET)
     AT_ONCE: tl.constexpr = SUBS and OFF == 0
     zero = tl.zeros_like(low)
     s = pattern(scale)
     c = zero - 0x7FFF8000  # -0: it leaves every product as it is
     if MINIMUMS and not SUBS:
         c = pattern(minimum)
+    even = low
+    odd = low
+    if TABLE:
+        even, odd = levels(low, CODES)
     pairs = ()
     for p in tl.static_range(P):
-        at = LOW * p % 8 if HALF else 0
+        at = LOW * p % 8 if HALF and not TABLE else 0
         pair = low
-        if LOW * p - at > 0:
+        if LOW * p - at > 0 and not TABLE:
             pair = low >> (LOW * p - at)
-        if FLIP:
+        if TABLE:
+            pair = masked_pair(
+                level_pair(even, odd, p), zero + 0x00FF00FF, zero + ONES, False
+            )  # fmt: skip
+        elif FLIP:
             pair = masked_pair(pair, zero + 0x00FF00FF, zero + (ONES ^ 0x00800080), True)
         else:
             mask = zero + (((1 << LOW) - 1) << at) * 0x00010001
@@ -303,6 +380,8 @@ def weights_packed(
                 less = pattern(tl.full(low.shape, 0.0 - ONE / (1 << at) - OFF, dtype))
                 pair = fused_pair(pair, f, less, dtype)
             pair = fused_pair(pair, s, c, dtype)
+            if CODES == "fp4":
+                pair = fused_pair(pair, pattern(minimum), c, dtype)
         pairs = pairs + (pair,)
     w = joined(pairs, P).reshape(low.shape[0], low.shape[1], 8, 4, 4, P)
     first = (w & 0xFFFF).to(tl.uint16).to(dtype, bitcast=True)
@@ -326,7 +405,8 @@ def code_value(code, CODES: tl.constexpr, OFFSET: tl.constexpr):
 @triton.jit
 def weights_plain(
     low, high, scale, minimum, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    CODES: tl.constexpr, OFFSET: tl.constexpr, ADDED: tl.constexpr, INTERPRET: tl.constexpr,
+    CODES: tl.constexpr, OFFSET: tl.constexpr, ADDED: tl.constexpr, ASM: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Weights [R, W, 8, 4, 4, P, 2] of a unit in float32 maths, rounded once to `dtype`.
 
@@ -334,14 +414,24 @@ def weights_plain(
         scale, minimum: float32 of each word; the minimum is added where ADDED.
     """
     P: tl.constexpr = 16 // LOW
+    TABLE: tl.constexpr = ASM == "nv" and (CODES == "iq4" or CODES == "fp4")
+    LESS: tl.constexpr = 128 if CODES == "iq4" else 16
     SMALL: tl.constexpr = CODES == "offset" and LOW + HIGH < 8
     FUSED: tl.constexpr = SMALL and ADDED and dtype == tl.bfloat16
     TAKEN: tl.constexpr = 128 + OFFSET
     firsts = ()
     seconds = ()
+    even = low
+    odd = low
+    if TABLE:
+        even, odd = levels(low, CODES)
     for p in tl.static_range(P):
         pair = codes_pair(low, high, p, LOW, HIGH)
-        if SMALL:  # or-ed into the pattern of 128 in bfloat16, exactly 128 + code
+        if TABLE:
+            pair = level_pair(even, odd, p)
+            first = ((pair & 255) - LESS).to(tl.float32)
+            second = (((pair >> 16) & 255) - LESS).to(tl.float32)
+        elif SMALL:  # or-ed into the pattern of 128 in bfloat16, exactly 128 + code
             pair = pair | 0x43004300
             first = (pair << 16).to(tl.float32, bitcast=True)
             second = (pair & -0x10000).to(tl.float32, bitcast=True)

@@ -176,8 +176,8 @@ def _gemv_kernel(
     SUB: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, W: tl.constexpr, UNITS: tl.constexpr,
     AHEAD: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, POST: tl.constexpr,
-    PACKED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    FLIPPED: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
+    PACKED: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+    WIDE: tl.constexpr, FLIPPED: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of y, or of one share of them."""
     P: tl.constexpr = 16 // LOW
@@ -269,7 +269,9 @@ def _gemv_kernel(
             b1 = now[8 * u + 3]
             b2 = now[8 * u + 4]
             b3 = now[8 * u + 5]
-            scale, minimum = numbers_of(b0, b1, b2, b3, sub, SCALING, MINIMUMS, SUB_OFFSET, COUNT)
+            scale, minimum = numbers_of(
+                b0, b1, b2, b3, sub, SCALING, MINIMUMS, SUB_OFFSET, COUNT, PACKED, dtype
+            )
             if PACKED:
                 w = weights_packed(
                     low, high, by_word(scale.to(dtype), COUNT), by_word(minimum.to(dtype), COUNT),
@@ -284,7 +286,7 @@ def _gemv_kernel(
                         least *= -now[8 * u + 7].to(tl.float32)[:, :, :, :, None]
                 w = weights_plain(
                     low, high, by_word(scale, COUNT), by_word(least, COUNT), WTYPE, LOW, HIGH,
-                    CODES, OFFSET, PLAIN_ADDED, INTERPRET,
+                    CODES, OFFSET, PLAIN_ADDED, ASM, INTERPRET,
                 )  # fmt: skip
 
             if DOT:
@@ -393,12 +395,12 @@ def launch_gemv(
     fault = tile.as_dict().get("planted", "")
     partials = workspace.partials if tile.split_k > 1 else scales
     dot = tile.block_m >= _LEAST_DOT and x.dtype != torch.float32
-    halves = form.codes == "offset" or (form.codes == "signed" and x.dtype == torch.float16)
     exact = x.dtype == torch.float16 or form.scaling == "nibbles"  # code times sub-scale
     post = dot and form.sub_bytes > 0 and (exact or form.minimum_at is None)
+    arch = target_arch(x.device)
     packed = (
-        dot and halves and asm_of(target_arch(x.device), x.dtype) == "nv"
-        and (post or (form.scaling == "half" and x.dtype == torch.float16))
+        dot and asm_of(arch, x.dtype) == "nv"
+        and (x.dtype == torch.float16 or form.codes == "fp4" or (post and form.codes == "offset"))
     )  # fmt: skip
     unit = 512 // form.low.bits  # columns
     _gemv_kernel[(triton.cdiv(n, tile.block_n), tile.split_k)](
@@ -414,6 +416,7 @@ def launch_gemv(
         SUB_OFFSET=form.sub_offset, SUB=form.sub, BLOCK=block, HAS_BIAS=bias is not None,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, W=tile.num_warps, UNITS=tile.units,
         AHEAD=tile.ahead, SPLIT=tile.split_k, DOT=dot, POST=post, PACKED=packed,
+        ASM=asm_of(arch, torch.float16),
         EVEN=k % unit == 0, WHOLE=k % (unit * tile.num_warps * tile.units) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight.tensors)),
         FLIPPED=_FLIPPED, INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps,
