@@ -1,4 +1,4 @@
-"""What the decoding kernel of mmq is made of: words and scale bytes to the weights of a unit.
+"""What the decoding kernel of mmq is made of: how the tensors of a unit lie, its scales and its x.
 
 A unit is 16 words of a row, 4 words a lane: 256, 128 or 64 columns of codes of 2, 4 or 8 bits. Lane
 t of four holds the columns t * C .. t * C + C - 1, C = 128 / bits. Tensors of a unit are
@@ -13,7 +13,7 @@ what the compiler keeps together in a lane: it looks at the narrowest number tha
 of.
 """
 
-# mypy: disable-error-code="no-untyped-def, assignment"
+# mypy: disable-error-code="no-untyped-def, assignment, misc"
 # Triton reads the annotations of a kernel's arguments: only constexpr may stand there. Its tuples
 # grow.
 
@@ -22,8 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.ops.mmq.triton_parts import fp4_double, iq4_level
-from tilewright.ops.w4a16.triton_parts import operand, to_float32, twice
+from tilewright.ops.w4a16.triton_parts import to_float32
 
 __all__: list[str] = []
 
@@ -179,128 +178,6 @@ def numbers_of(
 
 
 @triton.jit
-def codes_pair(low, high, P: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Codes 2 P and 2 P + 1 of words in the halves of int32 lanes.
-
-    Args:
-        high: shifted so that the bits of this word's first code begin at bit 0; not read where
-            HIGH is 0.
-    """
-    LEAST: tl.constexpr = ((1 << LOW) - 1) * 0x00010001
-    pair = (low >> (LOW * P) if P > 0 else low) & LEAST
-    if HIGH > 0:
-        MOST: tl.constexpr = (((1 << HIGH) - 1) << LOW) * 0x00010001
-        SHIFT: tl.constexpr = LOW - HIGH * P
-        if SHIFT > 0:
-            upper = high << SHIFT
-        else:
-            upper = high >> -SHIFT
-        pair = pair | (upper & MOST)
-    return pair
-
-
-@triton.jit
-def fused_pair(a, b, c, dtype: tl.constexpr):
-    """a * b + c on both halves of int32 lanes, rounded once."""
-    if dtype == tl.float16:
-        return tl.inline_asm_elementwise(
-            "fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True,
-            pack=1,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True,
-            pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
-def less_pair(a, b, dtype: tl.constexpr):
-    """a - b on both halves of int32 lanes."""
-    if dtype == tl.float16:
-        return tl.inline_asm_elementwise(
-            "sub.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            "sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
-        )
-
-
-@triton.jit
-def pattern(v):
-    """The pattern of 16-bit numbers in both halves of int32 lanes."""
-    return twice(v.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF)
-
-
-@triton.jit
-def masked_pair(a, mask, c, FLIP: tl.constexpr):
-    """a & mask | c, or with FLIP a & mask ^ c, in one instruction."""
-    if FLIP:
-        return tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, $2, $3, 0x6A;", "=r,r,r,r", [a, mask, c], dtype=tl.int32,
-            is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [a, mask, c], dtype=tl.int32,
-            is_pure=True, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
-def levels(low, CODES: tl.constexpr):
-    """What the codes of words stand for, above -128 ("iq4") or -16 ("fp4"): bytes of two int32,
-    code 2 p + h in byte p of the h-th. The table's 16 bytes are permuted by the codes."""
-    if CODES == "iq4":
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 l, h, s, a, b;
-            and.b32 l, $2, 0x77777777;
-            shr.u32 h, l, 16;
-            shr.u32 s, $2, 1;
-            lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA;
-            prmt.b32 a, 0x3F2D1801, 0x766A5D4F, l;
-            prmt.b32 b, 0xA6998D81, 0xF1D9C5B5, l;
-            prmt.b32 $0, a, b, s;
-            shr.u32 s, s, 16;
-            prmt.b32 a, 0x3F2D1801, 0x766A5D4F, h;
-            prmt.b32 b, 0xA6998D81, 0xF1D9C5B5, h;
-            prmt.b32 $1, a, b, s;
-            }""",
-            "=&r,=&r,r", [low], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 l, h, s, a, b;
-            and.b32 l, $2, 0x77777777;
-            shr.u32 h, l, 16;
-            shr.u32 s, $2, 1;
-            lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA;
-            prmt.b32 a, 0x13121110, 0x1C181614, l;
-            prmt.b32 b, 0x0D0E0F10, 0x04080A0C, l;
-            prmt.b32 $0, a, b, s;
-            shr.u32 s, s, 16;
-            prmt.b32 a, 0x13121110, 0x1C181614, h;
-            prmt.b32 b, 0x0D0E0F10, 0x04080A0C, h;
-            prmt.b32 $1, a, b, s;
-            }""",
-            "=&r,=&r,r", [low], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
-def level_pair(even, odd, P: tl.constexpr):
-    """Bytes P of both in the lower bytes of the halves; what is in the upper bytes is open."""
-    places_of: tl.constexpr = P * 0x11 + (4 + P) * 0x1100
-    return tl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r",
-        [even, odd, tl.full(even.shape, places_of, tl.int32)], dtype=tl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def two_powers(e, dtype: tl.constexpr):
     """2^(e - 128) as a product of two numbers of `dtype` that can hold all of them but those at
     which every weight is infinite or zero."""
@@ -310,153 +187,6 @@ def two_powers(e, dtype: tl.constexpr):
     a = ((first + 127) << 23).to(tl.float32, bitcast=True).to(dtype)
     b = ((k - first + 127) << 23).to(tl.float32, bitcast=True).to(dtype)
     return a, b
-
-
-@triton.jit
-def weights_packed(
-    low, high, scale, minimum, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    CODES: tl.constexpr, OFFSET: tl.constexpr, SUBS: tl.constexpr, MINIMUMS: tl.constexpr,
-):  # fmt: skip
-    """Weights [R, W, 8, 4, 4, P, 2] of a unit, two at a time, in the packed instructions of NVIDIA.
-
-    A pair of codes or-ed into the pattern of 1024 is exactly 1024 + 2^s code, s the bit at which
-    the codes lie: float16 has ten bits for them, and a word is shifted only once a byte. bfloat16
-    has seven, and 128 + code.
-
-    Args:
-        scale, minimum: of each word, in `dtype`: with SUBS integers, and minimums are not added; of
-            `two_powers` for "fp4".
-    """
-    P: tl.constexpr = 16 // LOW
-    HALF: tl.constexpr = dtype == tl.float16
-    ONE: tl.constexpr = 1024 if HALF else 128
-    ONES: tl.constexpr = 0x64006400 if HALF else 0x43004300
-    FLIP: tl.constexpr = CODES == "signed"
-    TABLE: tl.constexpr = CODES == "iq4" or CODES == "fp4"
-    OFF: tl.constexpr = 128 if FLIP or CODES == "iq4" else (16 if CODES == "fp4" else OFFSET)
-    AT_ONCE: tl.constexpr = SUBS and OFF == 0
-    zero = tl.zeros_like(low)
-    s = pattern(scale)
-    c = zero - 0x7FFF8000  # -0: it leaves every product as it is
-    if MINIMUMS and not SUBS:
-        c = pattern(minimum)
-    even = low
-    odd = low
-    if TABLE:
-        even, odd = levels(low, CODES)
-    pairs = ()
-    for p in tl.static_range(P):
-        at = LOW * p % 8 if HALF and not TABLE else 0
-        pair = low
-        if LOW * p - at > 0 and not TABLE:
-            pair = low >> (LOW * p - at)
-        if TABLE:
-            pair = masked_pair(
-                level_pair(even, odd, p), zero + 0x00FF00FF, zero + ONES, False
-            )  # fmt: skip
-        elif FLIP:
-            pair = masked_pair(pair, zero + 0x00FF00FF, zero + (ONES ^ 0x00800080), True)
-        else:
-            mask = zero + (((1 << LOW) - 1) << at) * 0x00010001
-            pair = masked_pair(pair, mask, zero + ONES, False)
-        if HIGH > 0:
-            if at + LOW - HIGH * p > 0:
-                upper = high << (at + LOW - HIGH * p)
-            else:
-                upper = high >> (HIGH * p - at - LOW)
-            most = zero + (((1 << HIGH) - 1) << (LOW + at)) * 0x00010001
-            pair = masked_pair(upper, most, pair, False)
-        if AT_ONCE:  # (1024 + 2^s code) f - 1024 f with f = scale / 2^s: exact if code scale is
-            f = s
-            if at > 0:
-                f = fused_pair(s, pattern(tl.full(low.shape, 1.0 / (1 << at), dtype)), c, dtype)
-            less = pattern(tl.full(low.shape, 0.0 - ONE / (1 << at), dtype))
-            pair = fused_pair(pair, f, fused_pair(s, less, c, dtype), dtype)
-        else:
-            if at == 0:
-                pair = less_pair(pair, pattern((zero + (ONE + OFF)).to(dtype)), dtype)
-            else:
-                f = pattern(tl.full(low.shape, 1.0 / (1 << at), dtype))
-                less = pattern(tl.full(low.shape, 0.0 - ONE / (1 << at) - OFF, dtype))
-                pair = fused_pair(pair, f, less, dtype)
-            pair = fused_pair(pair, s, c, dtype)
-            if CODES == "fp4":
-                pair = fused_pair(pair, pattern(minimum), c, dtype)
-        pairs = pairs + (pair,)
-    w = joined(pairs, P).reshape(low.shape[0], low.shape[1], 8, 4, 4, P)
-    first = (w & 0xFFFF).to(tl.uint16).to(dtype, bitcast=True)
-    second = (w >> 16).to(tl.uint16).to(dtype, bitcast=True)
-    return tl.join(first, second)
-
-
-@triton.jit
-def code_value(code, CODES: tl.constexpr, OFFSET: tl.constexpr):
-    """The integer that a code stands for."""
-    if CODES == "iq4":
-        return iq4_level(code)
-    elif CODES == "fp4":
-        return fp4_double(code)
-    elif CODES == "signed":
-        return (code ^ 128) - 128
-    else:
-        return code - OFFSET
-
-
-@triton.jit
-def weights_plain(
-    low, high, scale, minimum, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    CODES: tl.constexpr, OFFSET: tl.constexpr, ADDED: tl.constexpr, ASM: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Weights [R, W, 8, 4, 4, P, 2] of a unit in float32 maths, rounded once to `dtype`.
-
-    Args:
-        scale, minimum: float32 of each word; the minimum is added where ADDED.
-    """
-    P: tl.constexpr = 16 // LOW
-    TABLE: tl.constexpr = ASM == "nv" and (CODES == "iq4" or CODES == "fp4")
-    LESS: tl.constexpr = 128 if CODES == "iq4" else 16
-    SMALL: tl.constexpr = CODES == "offset" and LOW + HIGH < 8
-    FUSED: tl.constexpr = SMALL and ADDED and dtype == tl.bfloat16
-    TAKEN: tl.constexpr = 128 + OFFSET
-    firsts = ()
-    seconds = ()
-    even = low
-    odd = low
-    if TABLE:
-        even, odd = levels(low, CODES)
-    for p in tl.static_range(P):
-        pair = codes_pair(low, high, p, LOW, HIGH)
-        if TABLE:
-            pair = level_pair(even, odd, p)
-            first = ((pair & 255) - LESS).to(tl.float32)
-            second = (((pair >> 16) & 255) - LESS).to(tl.float32)
-        elif SMALL:  # or-ed into the pattern of 128 in bfloat16, exactly 128 + code
-            pair = pair | 0x43004300
-            first = (pair << 16).to(tl.float32, bitcast=True)
-            second = (pair & -0x10000).to(tl.float32, bitcast=True)
-            if not FUSED:
-                first -= TAKEN
-                second -= TAKEN
-        else:
-            first = code_value(pair & 0xFFFF, CODES, OFFSET).to(tl.float32)
-            second = code_value((pair >> 16) & 0xFFFF, CODES, OFFSET).to(tl.float32)
-        if FUSED:  # off by 2^-17 scales at most
-            first = first * scale + (minimum - scale * TAKEN)
-            second = second * scale + (minimum - scale * TAKEN)
-        elif ADDED:
-            first = first * scale + minimum
-            second = second * scale + minimum
-        else:
-            first *= scale
-            second *= scale
-        firsts = firsts + (operand(first, dtype, INTERPRET),)
-        seconds = seconds + (operand(second, dtype, INTERPRET),)
-    R: tl.constexpr = low.shape[0]
-    W: tl.constexpr = low.shape[1]
-    first = joined(firsts, P).reshape(R, W, 8, 4, 4, P)
-    second = joined(seconds, P).reshape(R, W, 8, 4, 4, P)
-    return tl.join(first, second)
 
 
 @triton.jit

@@ -36,6 +36,7 @@ _SOURCES = (
     "tilewright.ops.mmq.triton_parts",
     "tilewright.ops.mmq.triton_gemv",
     "tilewright.ops.mmq.gemv_parts",
+    "tilewright.ops.mmq.gemv_weights",
     "tilewright.ops.mmq.triton_int8",
     "tilewright.ops.mmq.int8_parts",
     "tilewright.ops.mmq.dense_gemm",

@@ -54,9 +54,8 @@ from tilewright.ops.mmq.gemv_parts import (
     numbers_of,
     places,
     right_operand,
-    weights_packed,
-    weights_plain,
 )
+from tilewright.ops.mmq.gemv_weights import weights_packed, weights_plain
 from tilewright.ops.w4a16.triton_gemm import asm_of, spans_wide
 from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
 from tilewright.tiles.tile import Tile
