@@ -14,7 +14,7 @@ import pytest
 
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.ops.contract import Case
-from tilewright.ops.mmq.triton_space import TRITON_SPACE, smem_bytes
+from tilewright.ops.mmq.triton_space import default_triton, smem_bytes
 from tilewright.tiles.tile import Problem
 
 # Looked for, not imported: this process is the interpreter's.
@@ -31,7 +31,7 @@ BATCHES = (8, 32, 48, 512)  # the four defaults of an arch for numbers of 16 bit
 def job(arch: str, name: str, m: int, dtype: str = "float16", **more: Any) -> dict[str, Any]:
     """The default tile of a product of 512 columns; compiled for 512 columns of K = 1024."""
     problem = Case("mmq", name, dtype, m, 512, 1024).problem(arch)
-    tile = TRITON_SPACE.default(problem)
+    tile = default_triton(problem)
     return {"arch": arch, "type": name, "m": m, "dtype": dtype, "tile": tile, **more}
 
 

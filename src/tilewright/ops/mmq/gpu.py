@@ -17,7 +17,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.mmq.triton_space import TRITON_SPACE
-from tilewright.ops.w4a16.gpu import Kernel
+from tilewright.ops.w4a16.gpu import Kernel, _aligned
 from tilewright.ops.workspace import workspace
 from tilewright.tiles.local import local_units
 from tilewright.tiles.tile import Problem, Tile
@@ -33,6 +33,7 @@ _KERNELS = {
     "triton": ("triton_gemm", "launch_mmq", "workspace_mmq"),
     "gemv": ("triton_gemv", "launch_gemv", "workspace_gemv"),
     "int8": ("triton_int8", "launch_int8", "workspace_int8"),
+    "hopper": ("hopper_gemm", "launch_mmq_hopper", "workspace_mmq_hopper"),
     "dense": ("dense_gemm", "launch_dense", "workspace_dense"),
 }
 """By algorithm: module, launcher, and the function that says what workspace a tile needs."""
@@ -112,6 +113,8 @@ def allocate_and_launch(
 ) -> torch.Tensor:
     """The last two steps, of valid operands with at least one row and column."""
     x2 = x.detach().reshape(-1, weight.K)
+    if tile.algorithm == "hopper":
+        x2 = _aligned(x2)
     m = x2.shape[0]
     kernel = kernel_of(tile.algorithm)
     units = local_units(INTERPRETER if x.device.type == "cpu" else arch_of(x.device)) or 1

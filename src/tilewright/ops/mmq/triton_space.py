@@ -1,8 +1,8 @@
 """The tile space of mmq on GPUs, over `tilewright.layout.blocks.GpuBlocks`.
 
-"int8" and "dense" have files of their own (`int8_space`, `dense_space`); here are the tiles of
-"triton": block_m x block_n outputs, K in steps of block_k, in `split_k` shares; `num_warps` warps a
-program, loads `num_stages` steps ahead, bands of `group_m` rows of tiles.
+"gemv", "int8", "hopper" and "dense" have files of their own (`gemv_space` and so on); here are the
+tiles of "triton": block_m x block_n outputs, K in steps of block_k, in `split_k` shares;
+`num_warps` warps a program, loads `num_stages` steps ahead, bands of `group_m` rows of tiles.
 
 Rules and defaults follow what the compiler showed for all 13 types on sm_80, sm_90, gfx1151, gfx90a
 and gfx942 (Triton 3.7): what spills, what waits for every product, what it allots. None was timed.
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 
 from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.cross import warp_size
-from tilewright.ops.mmq import dense_space, gemv_space, int8_space
+from tilewright.ops.mmq import dense_space, gemv_space, hopper_space, int8_space
 from tilewright.ops.mmq.triton_planted import PLANTED
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.ops.w4a16.triton_space import smem_limit_bytes
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["TRITON_SPACE", "smem_bytes"]
+__all__ = ["TRITON_SPACE", "default_triton", "smem_bytes"]
 
 _FEW = 32  # rows up to which K is split by default
 _MOST_SPLIT_ROWS = 128
@@ -135,6 +135,7 @@ RULES = (
     *(_only("triton", rule) for rule in _TRITON_RULES),
     *gemv_space.RULES,
     *int8_space.RULES,
+    *hopper_space.RULES,
     *dense_space.RULES,
 )
 
@@ -175,23 +176,28 @@ def _choices(problem: Problem) -> Iterator[Tile]:
     yield _tile(64, 32, 32, 4, 1)
 
 
-def _default(problem: Problem) -> Tile:
-    for found in (gemv_space.default(problem), int8_space.default(problem)):
-        if found is not None:
-            return found
-    by_library = dense_space.default(problem)
-    if by_library is not None:
-        return by_library
+def default_triton(problem: Problem) -> Tile:
+    """The "triton" tile of a problem that no table and no other algorithm names."""
     return next(
         tile for tile in _choices(problem) if all(rule.holds(tile, problem) for rule in RULES)
     )
 
 
+def _default(problem: Problem) -> Tile:
+    for found in (gemv_space.default(problem), int8_space.default(problem)):
+        if found is not None:
+            return found
+    for found in (dense_space.default(problem), hopper_space.default(problem)):
+        if found is not None and all(rule.holds(found, problem) for rule in RULES):
+            return found
+    return default_triton(problem)
+
+
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
     if tile.algorithm in ("gemv", "int8"):
         return (gemv_space if tile.algorithm == "gemv" else int8_space).extents(tile)
-    if tile.algorithm == "dense":
-        return dense_space.extents(tile)
+    if tile.algorithm in ("hopper", "dense"):
+        return (hopper_space if tile.algorithm == "hopper" else dense_space).extents(tile)
     depths = (tile.block_k, tile.block_k * tile.split_k)
     return {"M": (tile.block_m,), "N": (tile.block_n,), "K": depths}
 
@@ -210,6 +216,7 @@ TRITON_SPACE = TileSpace(
         },
         "gemv": gemv_space.FIELDS,
         "int8": int8_space.FIELDS,
+        "hopper": hopper_space.FIELDS,
         "dense": dense_space.FIELDS,
     },
     rules=RULES,

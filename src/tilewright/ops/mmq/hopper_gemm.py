@@ -1,0 +1,439 @@
+"""mmq on Hopper, for prefill: GGUF blocks become weights in registers under wgmma.
+
+::
+
+    y[m, n] = sum_k x[m, k] * (scale[n, k / SUB] * code[n, k] + minimum[n, k / SUB]) + bias[n]
+
+One program runs on each multiprocessor and walks whole tiles. One warp issues TMA loads of x, 64
+columns at a time. Two warps take care of the weight, 128 columns at a time: TMA loads of its words,
+and what its scales are made of, from which they compute float32 scales and minimums into shared
+memory. Both run ahead through rings of buffers::
+
+    x [BM, 64]    low [BN, 4 LOW]    high [BN, 4 HIGH]    scales, minimums [128 / SUB, BN]
+
+The other warps turn words into wgmma's register operand (`hopper_parts`), a k16 step at a time, two
+products in flight: the dequantization of a step runs under the products of the two before. The
+product is transposed, so acc is [BN, BM]: BN rows of the weight, BM rows of x.
+
+Fields of a tile ("hopper")
+    block_n     64 (4 warps multiply), 128 or 256 (8 warps): rows of the weight
+    block_m     16 to 256, a power of two: rows of x; at most 32768 / block_n
+    num_stages  steps of 64 columns of x in flight, from 3 on
+    w_stages    steps of 128 columns of the weight in flight, from 2 on
+    split_k     shares of K, for few tiles: float32 sums of a share go to the workspace, and a
+                second kernel adds them in their order, so that two launches agree bit for bit
+    group_m     rows of tiles that are walked column by column, to share x and w in the cache
+
+Limits: float16 and bfloat16; any M and N; K a multiple of 128 for types with a plane of one bit.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-redef,assignment"
+# Triton reads the annotations of a kernel's arguments: only constexpr may stand there.
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tilewright.layout.blocks import BlockForm, GpuBlocks
+from tilewright.ops.cross import target_units
+from tilewright.ops.gluon_compat import tma_load, tma_store
+from tilewright.ops.mmq.hopper_parts import (
+    dequantize,
+    load_numbers,
+    load_words,
+    pairs_layout,
+    turns_of,
+)
+from tilewright.ops.mmq.hopper_scales import (
+    NUMBERS,
+    load_fields,
+    math_of,
+    most_of,
+    numbers_of,
+)
+from tilewright.ops.mmq.triton_gemm import launch_sum
+from tilewright.tiles.tile import Tile
+
+__all__ = ["launch_mmq_hopper", "workspace_mmq_hopper"]
+
+X_REGISTERS = 24
+W_REGISTERS = 80
+_STEP = 128  # columns of the weight in a step
+
+
+@gluon.jit
+def _item(i, tiles_m, tiles_n, steps, SPLIT: gl.constexpr, GROUP_M: gl.constexpr):
+    """Piece of work i: its tile's row and column (bands of GROUP_M rows, column by column), its
+    share, and the steps of K that it sums."""
+    share = i % SPLIT
+    t = i // SPLIT
+    band = t // (GROUP_M * tiles_n)
+    rows = min(tiles_m - band * GROUP_M, GROUP_M)
+    r = t % (GROUP_M * tiles_n)
+    return band * GROUP_M + r % rows, r // rows, share, share * steps // SPLIT, (
+        (share + 1) * steps // SPLIT
+    )  # fmt: skip
+
+
+@gluon.jit
+def _next(stage, phase, STAGES: gl.constexpr):
+    """The ring's next buffer, and the parity of its turn."""
+    stage += 1
+    wraps = stage == STAGES
+    return gl.where(wraps, 0, stage), phase ^ wraps.to(gl.int32)
+
+
+@gluon.jit
+def _x_producer(
+    x_desc, xs, full, empty, tiles_m, tiles_n, steps, BM: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    """One warp: x of every 64 columns, as buffers become free."""
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
+        pid_m, _pid_n, _share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
+        for k in range(2 * first, 2 * last):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BM * 128)
+            tma_load(x_desc, [pid_m * BM, k * 64], bar, xs.index(stage))
+            stage, phase = _next(stage, phase, STAGES)
+
+
+@gluon.jit
+def _store_numbers(buffer, numbers):
+    """A tuple of 1, 2 or 4 vectors of rows to shared memory [BN, 1, 2 or 4]."""
+    if len(numbers) == 1:
+        buffer.store(gl.reshape(numbers[0], (buffer.shape[0], 1)))
+    elif len(numbers) == 2:
+        buffer.store(gl.join(numbers[0], numbers[1]))
+    else:
+        even = gl.join(numbers[0], numbers[2])
+        odd = gl.join(numbers[1], numbers[3])
+        buffer.store(gl.reshape(gl.join(even, odd), (buffer.shape[0], 4)))
+
+
+@gluon.jit
+def _w_producer(
+    low_desc, high_desc, s_ptr, m_ptr, t_ptr, stride_sb, stride_mb, stride_tb, lows, highs, ns,
+    full, empty, N, subs, tiles_m, tiles_n, steps, LOW: gl.constexpr, HIGH: gl.constexpr,
+    SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
+    SUB: gl.constexpr, MATH: gl.constexpr, MOST: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr, SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    """Two warps: words of every 128 columns, and scales and minimums, as buffers become free."""
+    SUBS: gl.constexpr = 128 // SUB
+    ROWS: gl.constexpr = gl.BlockedLayout([BN // (32 * WARPS)], [32], [WARPS], [0])
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
+        _pid_m, pid_n, _share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
+        n = gl.minimum(pid_n * BN + gl.arange(0, BN, ROWS), N - 1)
+        fields = load_fields(
+            s_ptr + n, m_ptr + n, t_ptr + n, first, subs, stride_sb, stride_mb, stride_tb, SCALING,
+            MINIMUMS, BYTES, SUB,
+        )  # fmt: skip
+        for k in range(first, last):
+            # A step ahead: what they are made of comes from far away.
+            ahead = load_fields(
+                s_ptr + n, m_ptr + n, t_ptr + n, gl.minimum(k + 1, last - 1), subs, stride_sb,
+                stride_mb, stride_tb, SCALING, MINIMUMS, BYTES, SUB,
+            )  # fmt: skip
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BN * 16 * (LOW + HIGH))
+            tma_load(low_desc, [pid_n * BN, k * (4 * LOW)], bar, lows.index(stage))
+            if HIGH:
+                tma_load(high_desc, [pid_n * BN, k * (4 * HIGH)], bar, highs.index(stage))
+            for j in gl.static_range(SUBS):
+                numbers = numbers_of(fields, j, SCALING, MINIMUMS, SUB_OFFSET, MATH, MOST)
+                _store_numbers(ns.index(stage * SUBS + j), numbers)
+            fields = ahead
+            mbarrier.arrive(bar, count=1)
+            stage, phase = _next(stage, phase, STAGES)
+
+
+@gluon.jit
+def _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
+           ACC: gl.constexpr, DTYPE: gl.constexpr):  # fmt: skip
+    """Add the bias, round, and write a tile: through shared memory and TMA, or with masks."""
+    BN: gl.constexpr = acc.shape[0]
+    BM: gl.constexpr = acc.shape[1]
+    offs_n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
+    if HAS_BIAS:
+        bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
+        acc += gl.expand_dims(bias.to(gl.float32), 1)
+    if TMA_Y and BM == 256:  # one half after the other: shared memory is short
+        a, b = gl.split(gl.permute(gl.reshape(acc, (BN, 2, BM // 2)), (0, 2, 1)))
+        tma.store_wait(0)
+        ys.store(gl.permute(a.to(DTYPE), (1, 0)))
+        fence_async_shared()
+        tma_store(y, [pid_m * BM, pid_n * BN], ys)
+        tma.store_wait(0)
+        ys.store(gl.permute(b.to(DTYPE), (1, 0)))
+        fence_async_shared()
+        tma_store(y, [pid_m * BM + BM // 2, pid_n * BN], ys)
+    elif TMA_Y:
+        tma.store_wait(0)
+        ys.store(gl.permute(acc.to(DTYPE), (1, 0)))
+        fence_async_shared()
+        tma_store(y, [pid_m * BM, pid_n * BN], ys)
+    else:
+        offs_m = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, ACC))
+        mask = (offs_n < N)[:, None] & (offs_m < M)[None, :]
+        rows = offs_m.to(gl.int64)[None, :] * N
+        gl.store(y + rows + offs_n[:, None], acc.to(DTYPE), mask=mask)
+
+
+@gluon.jit
+def _load_all(buffers, first, COUNT: gl.constexpr, PAIRS: gl.constexpr, WARPS: gl.constexpr):
+    """The numbers of COUNT sub-blocks, from buffer `first` on."""
+    found = ()
+    for i in gl.static_range(COUNT):
+        found = found + (load_numbers(buffers.index(first + i), PAIRS, WARPS),)
+    return found
+
+
+@gluon.jit
+def _consumer(
+    y, bias_ptr, part_ptr, xs, lows, highs, ns, ys, x_full, x_empty, w_full, w_empty, M, N,
+    tiles_m, tiles_n, steps, LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr,
+    OFFSET: gl.constexpr, MATH: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr,
+    BM: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
+    STAGES: gl.constexpr, W_STAGES: gl.constexpr, SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
+    DTYPE: gl.constexpr,
+):  # fmt: skip
+    """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
+    a step frees the buffer of the step before, so all but the last are free from the start."""
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BM, 16]
+    )
+    PAIRS: gl.constexpr = pairs_layout(BN, WARPS)
+    SUBS: gl.constexpr = 128 // SUB
+    for i in gl.static_range(STAGES - 1):
+        mbarrier.arrive(x_empty.index(i), count=1)
+    for i in gl.static_range(W_STAGES - 1):
+        mbarrier.arrive(w_empty.index(i), count=1)
+    low_turns = turns_of(LOW, 0, PAIRS)
+    high_turns = low_turns
+    if HIGH:
+        high_turns = turns_of(HIGH, LOW, PAIRS)
+    # 1024 + code is exact, and so is what is left of it.
+    offset = gl.full_like(low_turns[0], _minus(OFFSET, CODES))
+    it = 0
+    for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
+        pid_m, pid_n, share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
+        acc = gl.zeros((BN, BM), gl.float32, ACC)
+        for _k in range(first, last):
+            w_stage = it % W_STAGES
+            mbarrier.wait(w_full.index(w_stage), (it // W_STAGES) & 1)
+            for half in gl.static_range(2):
+                x_it = 2 * it + half
+                stage = x_it % STAGES
+                mbarrier.wait(x_full.index(stage), (x_it // STAGES) & 1)
+                x = xs.index(stage)
+                low = load_words(
+                    lows.index(w_stage).slice(half * 2 * LOW, 2 * LOW, dim=1), LOW, PAIRS, WARPS
+                )
+                high = low
+                if HIGH:
+                    high = load_words(
+                        highs.index(w_stage).slice(half * 2 * HIGH, 2 * HIGH, dim=1), HIGH, PAIRS,
+                        WARPS,
+                    )  # fmt: skip
+                sub = w_stage * SUBS + half * (SUBS // 2)
+                numbers = _load_all(ns, sub, SUBS // 2, PAIRS, WARPS)
+                for e in gl.static_range(4):
+                    w = dequantize(
+                        low[e], high[e], low_turns[e % 2], high_turns[e % 2], offset,
+                        numbers[e * 16 // SUB], LOW, HIGH, CODES, MATH, ACC, PAIRS, DTYPE,
+                    )  # fmt: skip
+                    at = x.slice(e * 16, 16, dim=1).permute((1, 0))
+                    acc = warpgroup_mma(w, at, acc, is_async=True)
+                    acc = warpgroup_mma_wait(2, [acc])
+                    if e == 1:
+                        # All but two products are done: the buffers of the step before are read.
+                        mbarrier.arrive(x_empty.index((x_it + STAGES - 1) % STAGES), count=1)
+                        if half == 0:
+                            mbarrier.arrive(w_empty.index((it + W_STAGES - 1) % W_STAGES), count=1)
+            it += 1
+        acc = warpgroup_mma_wait(0, [acc])
+        if SPLIT > 1:
+            offs_n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
+            offs_m = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, ACC))
+            mask = (offs_n < N)[:, None] & (offs_m < M)[None, :]
+            rows = (share.to(gl.int64) * M + offs_m)[None, :] * N
+            gl.store(part_ptr + rows + offs_n[:, None], acc, mask=mask)
+        else:
+            _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
+    if TMA_Y:
+        tma.store_wait(0)
+
+
+@gluon.constexpr_function
+def _minus(OFFSET, CODES):
+    """The bits of -(1024 + offset) as float16, twice, as int32."""
+    offset = OFFSET if CODES == "offset" else 128  # bytes are met as 128 + code
+    twice = 0x10001 * (0x8000 | 0x6400 | offset)
+    return twice - (1 << 32)
+
+
+# One compiled kernel serves every size: the problem's numbers are not compiled in.
+@gluon.jit(do_not_specialize=["M", "N", "subs", "steps", "stride_sb", "stride_mb", "stride_tb"])
+def _mmq_hopper_kernel(
+    x_desc, low_desc, high_desc, s_ptr, m_ptr, t_ptr, y, bias_ptr, part_ptr, M, N, subs, steps,
+    stride_sb, stride_mb, stride_tb,
+    LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr, OFFSET: gl.constexpr,
+    SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
+    SUB: gl.constexpr, MATH: gl.constexpr, COUNT: gl.constexpr, MOST: gl.constexpr,
+    HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, BN: gl.constexpr,
+    BM: gl.constexpr, STAGES: gl.constexpr, W_STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    GROUP_M: gl.constexpr, X_REGISTERS: gl.constexpr, W_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """`subs` sub-blocks a row of the weight, `steps` of 128 columns."""
+    DTYPE: gl.constexpr = x_desc.dtype
+    SUBS: gl.constexpr = 128 // SUB
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    W_WARPS: gl.constexpr = 2
+    WARPS: gl.constexpr = gl.num_warps()
+    xs = gl.allocate_shared_memory(DTYPE, [STAGES, BM, 64], x_desc.layout)
+    lows = gl.allocate_shared_memory(gl.int32, [W_STAGES, BN, 4 * LOW], low_desc.layout)
+    highs = lows
+    if HIGH:
+        highs = gl.allocate_shared_memory(gl.int32, [W_STAGES, BN, 4 * HIGH], high_desc.layout)
+    ns = gl.allocate_shared_memory(gl.int32, [W_STAGES * SUBS, BN, COUNT], ROWS)
+    ys = xs
+    if TMA_Y:
+        ys = gl.allocate_shared_memory(DTYPE, [min(BM, 128), BN], y.layout)
+    x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    w_full = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
+    w_empty = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(x_full.index(i), count=1)
+        mbarrier.init(x_empty.index(i), count=1)
+    for i in gl.static_range(W_STAGES):
+        mbarrier.init(w_full.index(i), count=2)  # the words, and the scales
+        mbarrier.init(w_empty.index(i), count=1)
+    fence_async_shared()
+    tiles_m = (M + BM - 1) // BM
+    tiles_n = (N + BN - 1) // BN
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                y, bias_ptr, part_ptr, xs, lows, highs, ns, ys, x_full, x_empty, w_full,
+                w_empty, M, N, tiles_m, tiles_n, steps, LOW, HIGH, CODES, OFFSET, MATH, SUB, BN,
+                BM, WARPS, HAS_BIAS, TMA_Y, STAGES, W_STAGES, SPLIT, GROUP_M, DTYPE,
+            )),
+            (_x_producer, (
+                x_desc, xs, x_full, x_empty, tiles_m, tiles_n, steps, BM, STAGES, SPLIT, GROUP_M,
+            )),
+            (_w_producer, (
+                low_desc, high_desc, s_ptr, m_ptr, t_ptr, stride_sb, stride_mb, stride_tb, lows,
+                highs, ns, w_full, w_empty, N, subs, tiles_m, tiles_n, steps, LOW, HIGH,
+                SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, MATH, MOST, BN, W_STAGES, W_WARPS, SPLIT,
+                GROUP_M,
+            )),
+        ],
+        [1, W_WARPS],
+        [X_REGISTERS, W_REGISTERS],
+    )  # fmt: skip
+
+
+def num_warps(block_n: int) -> int:
+    """Warps that multiply: one warpgroup for each 64 rows of the weight, two at most."""
+    return 4 if block_n == 64 else 8
+
+
+def workspace_mmq_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
+    """Floats of partial sums and arrival counters that a tile needs: the shares, and none."""
+    return (tile.split_k * M * N if tile.split_k > 1 else 0), 0
+
+
+@functools.lru_cache
+def _shared(columns: int) -> Any:
+    """Of rows of so many words, as TMA swizzles them."""
+    return gl.NVMMASharedLayout(
+        swizzle_byte_width=4 * columns if columns > 4 else 0, element_bitwidth=32, rank=2
+    )
+
+
+@functools.lru_cache
+def _sixteen() -> Any:
+    """Of x and y: 16 bits, swizzled by 128 bytes."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+def _descriptor(words: torch.Tensor, block_n: int, bits: int) -> Any:
+    box = 4 * bits
+    return TensorDescriptor(
+        words, list(words.shape), [words.stride(0), 1], [block_n, box], _shared(box)
+    )
+
+
+def launch_mmq_hopper(
+    x: torch.Tensor,
+    weight: GpuBlocks,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: Tile,
+    workspace: Any,
+) -> None:
+    """Write x @ W.T + bias to y. Neither chooses, allocates nor checks a rule.
+
+    Args:
+        x: [M, K], M >= 1, float16 or bfloat16. Its first element lies at a multiple of 16 bytes,
+            its columns next to each other, its rows a multiple of 16 bytes apart: what TMA reads.
+        weight: on the device of x, sm_90.
+        bias: [N] of any floating dtype, contiguous.
+        y: [M, N] of the dtype of x, contiguous. Faster where N % 8 == 0 and its first element lies
+            at a multiple of 16 bytes.
+        tile: of the algorithm "hopper" (module docstring).
+        workspace: `partials` of what `workspace_mmq_hopper` says; any content.
+    """
+    m, k = x.shape
+    n, bn, bm = weight.N, tile.block_n, tile.block_m
+    form: BlockForm = weight.form
+    math = math_of(form, x.dtype)
+    scales, minimums, subs = weight.scales, weight.minimums, weight.sub_scales
+    low = _descriptor(weight.low, bn, form.low.bits)
+    high = low if weight.high is None else _descriptor(weight.high, bn, form.high_bits)
+    row = x.stride(0) if m > 1 else -(-k // 8) * 8
+    x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, 64], _sixteen())
+    split = tile.split_k
+    tma_y = split == 1 and n % 8 == 0 and y.data_ptr() % 16 == 0
+    out = y
+    if tma_y:
+        out = TensorDescriptor(y, [m, n], [n, 1], [min(bm, 128), bn], _sixteen())
+    partials = workspace.partials if split > 1 else scales
+    pieces = -(-m // bm) * -(-n // bn) * split
+    _mmq_hopper_kernel[(min(target_units(x.device), pieces),)](
+        x_desc, low, high, scales, scales if minimums is None else minimums,
+        scales if subs is None else subs, out, scales if bias is None else bias, partials,
+        m, n, k // form.sub, -(-k // _STEP),
+        scales.stride(1), 0 if minimums is None else minimums.stride(1),
+        0 if subs is None else subs.stride(1),
+        LOW=form.low.bits, HIGH=form.high_bits, CODES=form.codes, OFFSET=form.offset,
+        SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
+        SUB_OFFSET=form.sub_offset, SUB=form.sub, MATH=math, COUNT=NUMBERS[math],
+        MOST=most_of(form), HAS_BIAS=bias is not None and split == 1,
+        TMA_Y=tma_y, BN=bn, BM=bm, STAGES=tile.num_stages, W_STAGES=tile.w_stages, SPLIT=split,
+        GROUP_M=tile.group_m, X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
+        num_warps=num_warps(bn),
+    )  # fmt: skip
+    if split > 1:
+        launch_sum(partials, bias, y, split)

@@ -1,0 +1,170 @@
+"""The tiles of mmq's "hopper": its fields, its rules, its defaults.
+
+A tile computes block_n rows of the weight for block_m rows of x, in `split_k` shares of K, with
+`num_stages` steps of 64 columns of x and `w_stages` of 128 columns of the weight in flight, and
+walks bands of `group_m` rows of tiles (`tilewright.ops.mmq.hopper_gemm`).
+
+Rules follow what the compiler showed for all 13 types on sm_90 (Triton 3.6 and 3.7), defaults what
+one H200 measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.layout.blocks import BLOCK_FORMS, BlockForm
+from tilewright.ops.space import Rule
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["FIELDS", "RULES", "default", "extents", "smem_bytes"]
+
+_UNITS = 132  # multiprocessors of an H100 or H200: what defaults are made for
+_SMEM = 227 * 1024  # bytes that one program may allot
+_STEP = 128  # columns of the weight in a step
+_FEWEST_ROWS = 17  # of x, where no tile was measured
+
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "block_n": (64, 128),
+    "block_m": (16, 32, 64, 128, 256),
+    "num_stages": (3, 4, 5, 6),
+    "w_stages": (2, 3, 4),
+    "split_k": (1, 2, 4, 8),
+    "group_m": (2, 4, 8),
+}
+"""What a "hopper" tile says."""
+
+
+def _cut(size: int, piece: int) -> int:
+    return -(-size // piece)
+
+
+def _numbers(form: BlockForm, act_dtype: str) -> int:
+    """Of a sub-block, as `tilewright.ops.mmq.hopper_scales.math_of` has it."""
+    minimums = form.minimum_at is not None
+    if act_dtype != "float16" or form.scaling in ("half", "exponent"):
+        return 2 if minimums else 1
+    return 4 if minimums else 2
+
+
+def smem_bytes(tile: Tile, problem: Problem) -> int:
+    """An upper bound of the shared memory that a program allots: the rings of x and of the weight,
+    a tile of y or its half, and barriers."""
+    form = BLOCK_FORMS[problem.weight_type]
+    x = tile.block_m * 128
+    words = tile.block_n * 16 * (form.low.bits + form.high_bits)
+    numbers = tile.block_n * (_STEP // form.sub) * 4 * _numbers(form, problem.act_dtype)
+    y = 2 * tile.block_n * min(tile.block_m, 128)
+    return int(tile.num_stages * x + tile.w_stages * (words + numbers) + y + 1024)
+
+
+def _hopper(tile: Tile, problem: Problem) -> bool:
+    return problem.arch == "sm_90"
+
+
+def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
+    return problem.act_dtype in ("float16", "bfloat16") and problem.activations == "float"
+
+
+def _whole_rows(tile: Tile, problem: Problem) -> bool:
+    return BLOCK_FORMS[problem.weight_type].high_bits != 1 or problem.K % 128 == 0
+
+
+def _tile_size(tile: Tile, problem: Problem) -> bool:
+    return bool(tile.block_n * tile.block_m <= (32768 if tile.block_n == 128 else 16384))
+
+
+def _shared_memory(tile: Tile, problem: Problem) -> bool:
+    return smem_bytes(tile, problem) <= _SMEM
+
+
+def _idle_rows(tile: Tile, problem: Problem) -> bool:
+    return bool(tile.block_m < 2 * max(problem.M, 8))
+
+
+def _small_tiles(tile: Tile, problem: Problem) -> bool:
+    return bool(tile.block_m >= min(128, problem.M // 4))
+
+
+def _shares(tile: Tile, problem: Problem) -> bool:
+    tiles = _cut(problem.M, tile.block_m) * _cut(problem.N, tile.block_n)
+    steps = _cut(problem.K, _STEP)
+    return bool(tile.split_k == 1 or (tiles < _UNITS and 2 * tile.split_k <= steps))
+
+
+_RULES = (
+    Rule("sm_90", "wgmma and the tensor memory accelerator are of compute capability 9.0", _hopper),
+    Rule(
+        "16-bit activations",
+        "wgmma multiplies the weights as float16 or bfloat16, as the activations are, which are "
+        "multiplied as they are",
+        _sixteen_bits,
+    ),
+    Rule(
+        "whole words a row",
+        "rows of words begin at multiples of 16 bytes, which for a plane of one bit are 128 "
+        "columns: K is a multiple of 128 for Q5_0 and Q5_1",
+        _whole_rows,
+    ),
+    Rule("tile size", "the sums of a tile take at most half of the register file", _tile_size),
+    Rule(
+        "shared memory",
+        "the rings of x and of the weight and a tile of y must fit what one program may allot",
+        _shared_memory,
+    ),
+    Rule(
+        "idle rows",
+        "a tile of twice the rows that there are does twice the work for nothing",
+        _idle_rows,
+    ),
+    Rule(
+        "small tiles",
+        "each tile of rows dequantizes the weight again, so many rows take tiles of 128",
+        _small_tiles,
+    ),
+    Rule(
+        "shares",
+        "K is cut in shares, of two steps at least, only where whole tiles leave multiprocessors "
+        "without work",
+        _shares,
+    ),
+)
+
+
+def _only_hopper(rule: Rule) -> Rule:
+    """The rule for "hopper" tiles; every other tile obeys it."""
+    return Rule(
+        f"hopper {rule.name}", rule.why,
+        lambda tile, problem: tile.algorithm != "hopper" or rule.holds(tile, problem),
+    )  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = tuple(_only_hopper(rule) for rule in _RULES)
+"""What "hopper" tiles must obey; no rule for others."""
+
+
+def _tile(block_n: int, block_m: int, stages: int, w_stages: int, split_k: int = 1) -> Tile:
+    return Tile.of(
+        "hopper", block_n=block_n, block_m=block_m, num_stages=stages, w_stages=w_stages,
+        split_k=split_k, group_m=4,
+    )  # fmt: skip
+
+
+def default(problem: Problem) -> Tile | None:
+    """The tile of a problem of more rows than a decode kernel takes, on sm_90; else None."""
+    one = _tile(128, 16, 4, 2)
+    m, n = problem.M, problem.N
+    if m < _FEWEST_ROWS or not all(r.holds(one, problem) for r in (*RULES[:3],)):
+        return None
+    if m > 256 and _cut(m, 256) * _cut(n, 128) > _UNITS:
+        return _tile(128, 256, 3, 2)
+    block_m = 32 if m <= 32 else 64 if m <= 64 else 128
+    tiles, split_k = _cut(m, block_m) * _cut(n, 128), 1
+    while split_k < 8 and 2 * split_k * tiles <= _UNITS and 8 * split_k <= _cut(problem.K, _STEP):
+        split_k *= 2
+    return _tile(128, block_m, 4, 3, split_k)
+
+
+def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
+    """Rows of x, rows of W and columns of both that one piece of the tile covers."""
+    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (_STEP, _STEP * tile.split_k)}
