@@ -21,6 +21,7 @@ import torch
 
 from tilewright.device import INTERPRETER, arch_of
 from tilewright.errors import UnsupportedError
+from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
@@ -139,14 +140,28 @@ def launch_products(
     """Route if the tile's algorithm needs it, and launch it; arguments as of the launchers."""
     if isinstance(experts, torch.Tensor) and experts.stride(2) != 1:
         experts = experts.contiguous()
+    fault = tile.as_dict().get("planted", "")
     if tile.algorithm == "gemv":
         from tilewright.ops.moe.triton_gemv import launch_moe_gemv
 
         launch_moe_gemv(x, experts, routes.ids, y, tile, share=share, act=act)
         return
+    slots, tiles = routes.of(tile.block_m, fault)
+    if tile.algorithm == "packed":
+        from tilewright.ops.moe.triton_packed import launch_moe_packed, launch_prepare
+
+        assert isinstance(experts, GpuExperts)
+        assert isinstance(experts.planes, GpuBlocks)
+        form, means = experts.planes.form, None
+        ordered = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if form.sub_bytes and form.minimum_at is not None:
+            size = 2 * x.shape[1] // form.sub
+            means = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
+        launch_prepare(x, form, ordered, means)
+        launch_moe_packed(ordered, means, experts, slots, tiles, y, tile, share=share, act=act)
+        return
     from tilewright.ops.moe.triton_gemm import launch_moe
 
-    slots, tiles = routes.of(tile.block_m, tile.as_dict().get("planted", ""))
     launch_moe(x, experts, slots, tiles, y, tile, share=share, act=act)
 
 

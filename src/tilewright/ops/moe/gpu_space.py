@@ -1,6 +1,7 @@
 """The tile space of moe on GPUs: sorted products on matrix units, and few slots without sorting.
 
     "triton"  `triton_gemm`: block_m slots of one expert at a time, block_n rows of its weight.
+    "packed"  `triton_packed`: the same in float16, GGUF weights dequantized two at a time.
     "gemv"    `triton_gemv`: one slot at a time, block_n rows.
 
 A problem's M counts the slots of all experts. Which height a tile should have depends on how many
@@ -55,7 +56,7 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
 
 
 def _sorted(tile: Tile) -> bool:
-    return bool(tile.algorithm == "triton")
+    return bool(tile.algorithm in ("triton", "packed"))
 
 
 def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
@@ -66,8 +67,8 @@ def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
     threads = tile.num_warps * warp_size(problem.arch)
     weights = tile.block_n * tile.block_k // threads
-    if not _sorted(tile):
-        return bool(4 <= weights <= 32)
+    if tile.algorithm == "gemv":
+        return bool(4 <= weights <= 64)
     sums = tile.block_m * tile.block_n // threads
     x = tile.block_m * tile.block_k // threads
     rdna = problem.arch.startswith("gfx1")
@@ -86,10 +87,26 @@ def _whole_groups(tile: Tile, problem: Problem) -> bool:
 
 
 def _few_slots(tile: Tile, problem: Problem) -> bool:
-    return bool(_sorted(tile) or problem.M <= _GEMV_SLOTS)
+    return bool(tile.algorithm != "gemv" or problem.M <= _GEMV_SLOTS)
+
+
+def _of_the_type(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm != "packed":
+        return True
+    form = BLOCK_FORMS.get(problem.weight_type)
+    if form is None or form.codes not in ("offset", "signed") or problem.act_dtype != "float16":
+        return False
+    # Steps of four words, and of a K-quant a whole block.
+    return bool(tile.block_k == 256 if form.sub_bytes else tile.block_k * form.low.bits >= 128)
 
 
 RULES = (
+    Rule(
+        "served types",
+        "packed makes float16 weights of GGUF codes that are numbers, in steps of whole blocks of "
+        "words, and of the blocks of K-quants: 256 columns",
+        _of_the_type,
+    ),
     Rule(
         "whole groups",
         "a step lies within one group of 4-bit codes, or takes whole groups: one of block_k and "
@@ -184,9 +201,17 @@ MOE_SPACE = TileSpace(
             "num_stages": (1, 2, 3, 4, 5),
             "group_m": (1, 4, 8),
         },
+        "packed": {
+            "block_m": (16, 32, 64, 128),
+            "block_n": (32, 64, 128),
+            "block_k": (64, 128, 256),
+            "num_warps": (2, 4, 8),
+            "num_stages": (1, 2, 3, 4),
+            "group_m": (1, 4, 8),
+        },
         "gemv": {
             "block_n": (4, 8, 16, 32),
-            "block_k": (32, 64, 128, 256, 512),
+            "block_k": (32, 64, 128, 256, 512, 1024, 2048),
             "num_warps": (1, 2, 4, 8),
             "num_stages": (1, 2, 3, 4),
         },
@@ -196,4 +221,4 @@ MOE_SPACE = TileSpace(
     extents=_extents,
     planted=PLANTED,
 )
-"""The tiles of both algorithms, for every GPU and the interpreter."""
+"""The tiles of all algorithms, for every GPU and the interpreter."""

@@ -68,6 +68,24 @@ def group_scales(
 
 
 @triton.jit
+def six_scales(
+    s_ptrs, m_ptrs, t_ptrs, sub, subs, stride_sb, stride_mb, stride_tb, BYTES: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """`scales_of` for numbers of 6 bits, scale and minimum next to each other: in two loads."""
+    sub = tl.minimum(sub, subs - 1)  # past the last one x is 0
+    at = (sub // PARTS)[None, :]
+    i = (sub % PARTS)[None, :]
+    scale = tl.load(s_ptrs + at * stride_sb).to(tl.float32)
+    minimum = tl.load(m_ptrs + at * stride_mb).to(tl.float32)
+    low = tl.load(t_ptrs + (at * BYTES + i) * stride_tb).to(tl.int32)
+    high = tl.load(t_ptrs + (at * BYTES + BYTES * 2 // 3 + i // 2) * stride_tb).to(tl.int32)
+    high = high >> (4 * (i % 2))
+    scale = scale * ((low & 15) | ((high & 3) << 4)).to(tl.float32)
+    return scale, -minimum * ((low >> 4) | ((high & 12) << 2)).to(tl.float32)
+
+
+@triton.jit
 def weight_tile(
     low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, row_n, k, K, group,
     stride_sb, stride_mb, stride_tb,
@@ -110,6 +128,12 @@ def weight_tile(
         )  # fmt: skip
         code = (code.reshape(N, BLOCK_K // SUB, SUB) - zero[:, :, None]).reshape(N, BLOCK_K)
         return weights_of(code, scale, scale, dtype, False, SUB, INTERPRET)
+    elif SCALING == "six" and MINIMUMS:
+        scale, minimum = six_scales(
+            s_ptrs, m_ptrs, t_ptrs, k // SUB + sub, K // SUB, stride_sb, stride_mb, stride_tb,
+            BYTES, BLOCK // SUB,
+        )  # fmt: skip
+        return weights_of(code, scale, minimum, dtype, True, SUB, INTERPRET)
     else:
         scale, minimum = scales_of(
             s_ptrs, m_ptrs, t_ptrs, k // SUB + sub, K // SUB, stride_sb, stride_mb, stride_tb,
