@@ -140,3 +140,55 @@ def test_a_test_beyond_the_context_is_an_error(bench: Any, tmp_path: Path) -> No
     )
     assert result.exit_code == 1
     assert "do not fit the model's context of 4096" in result.stderr
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A profiler that sees one kernel; the prompts that it was asked for."""
+    from tilewright.model.kernel_time import KernelReport, group_kernels
+
+    asked: list[int] = []
+
+    def measured(model: Any, decoder: Any, tokens: int, *, seed: int) -> KernelReport:
+        asked.append(tokens)
+        return KernelReport(tokens, 5.0, group_kernels([("_mmq_kernel", 5.0)], {}))
+
+    monkeypatch.setattr("tilewright.model.kernel_time.prefill_kernel_time", measured)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [(4096, ["pp4096"]), (32768, ["pp4096", "pp16384"]), (300, ["pp300"])],
+)
+def test_a_gpu_gets_longer_prompts_by_default(
+    bench: Any, model: ScriptedModel, kernels: list[int], context: int, expected: list[str]
+) -> None:
+    model.config.max_position_embeddings = context
+    result = bench("--device", "cuda", "-n", "0", "-r", "1", "-o", "json")
+    assert names(result) == expected
+    assert kernels == [int(expected[0][2:])]
+    assert json.loads(result.stdout)["kernel_time"]["test"] == expected[0]
+
+
+def test_kernel_times_can_be_left_out(bench: Any, model: ScriptedModel, kernels: list[int]) -> None:
+    arguments = ["--device", "cuda", "-p", "8,16", "-n", "0", "-r", "1"]
+    assert "total kernel time at pp8: 0.01 ms" in bench(*arguments, "-o", "md").stdout
+    assert "kernel_time" not in bench(*arguments, "-o", "json", "--no-kernel-time").stdout
+    assert kernels == [8]
+
+
+def test_the_cpu_has_no_kernel_times(bench: Any, kernels: list[int]) -> None:
+    assert "kernel_time" not in bench("-p", "8", "-r", "1", "-o", "json").stdout
+    assert kernels == []
+
+
+def test_a_model_without_tokenizer_is_timed(
+    model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.cli.bench.load_model", lambda path, **_: (model, None))
+    (tmp_path / "m.gguf").write_bytes(b"")
+    arguments = ["bench", str(tmp_path / "m.gguf"), "--no-verify", "-p", "8", "-n", "2", "-r", "1"]
+    result = CliRunner().invoke(cli, [*arguments, "-o", "json"])
+    assert result.exit_code == 0, result.output
+    assert names(result) == ["pp8", "tg2"]
