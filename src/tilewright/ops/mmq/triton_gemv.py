@@ -97,23 +97,17 @@ def _store_tile(
 
 
 @triton.jit
-def _fetch(
-    low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, step, end, K, stride_sb,
-    stride_mb, stride_tb,
-    LOW: tl.constexpr, HIGH: tl.constexpr, SCALING: tl.constexpr, MINIMUMS: tl.constexpr,
-    BYTES: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr,
-    UNITS: tl.constexpr, POST: tl.constexpr, EVEN: tl.constexpr, FLIPPED: tl.constexpr,
+def _fetch_words(
+    low_ptrs, high_ptrs, step, end, K,
+    LOW: tl.constexpr, HIGH: tl.constexpr, W: tl.constexpr, UNITS: tl.constexpr,
+    EVEN: tl.constexpr, FLIPPED: tl.constexpr,
 ):  # fmt: skip
-    """What lies in memory of the units of a step, eight tensors each: words of both planes, four of
-    `load_scales`, d and dmin. What a type lacks is another one of them.
+    """The words of the units of a step, of both planes: two tensors each.
 
     Units from `end` on are the one before it, lanes past K the last one that is there.
     """
     C: tl.constexpr = 128 // LOW
-    COUNT: tl.constexpr = C // SUB if C > SUB else 1
-    LOG_PARTS: tl.constexpr = 0 if BYTES == 0 else (3 if BLOCK // SUB == 8 else 4)
     PER: tl.constexpr = LOW // HIGH if HIGH > 0 else 1  # words of low that a word of high serves
-    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if POST else 1
     _, warp, _, t = places(1, W, FLIPPED)
     found = ()
     for u in tl.static_range(UNITS):
@@ -130,6 +124,31 @@ def _fetch(
             else:
                 two = tl.arange(0, 2)[None, None, None, None, :]
                 high = tl.load(high_ptrs[:, :, :, :, None] + word[:, :, :, :, None] + two)
+        found = found + (in_places(low, FLIPPED), in_places(high, FLIPPED))
+    return found
+
+
+@triton.jit
+def _fetch_scales(
+    s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, step, end, K, stride_sb, stride_mb, stride_tb,
+    LOW: tl.constexpr, SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr,
+    SUB: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr, UNITS: tl.constexpr,
+    POST: tl.constexpr, EVEN: tl.constexpr, FLIPPED: tl.constexpr,
+):  # fmt: skip
+    """What the scales of the units of a step are made of, six tensors each: four of `load_scales`,
+    d and dmin. What a type lacks is another one of them. Units and lanes as in `_fetch_words`.
+    """
+    C: tl.constexpr = 128 // LOW
+    COUNT: tl.constexpr = C // SUB if C > SUB else 1
+    LOG_PARTS: tl.constexpr = 0 if BYTES == 0 else (3 if BLOCK // SUB == 8 else 4)
+    BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if POST else 1
+    _, warp, _, t = places(1, W, FLIPPED)
+    found = ()
+    for u in tl.static_range(UNITS):
+        unit = tl.minimum((step * W + warp) * UNITS + u, end - 1)
+        lane = t
+        if not EVEN:
+            lane = tl.minimum(t, (K - unit * (4 * C)) // C - 1)
         sub = unit * (4 * C // SUB) + lane * C // SUB
         b0, b1, b2, b3 = load_scales(
             s_ptrs, m_ptrs, t_ptrs, sub, stride_sb, stride_mb, stride_tb, SCALING, MINIMUMS, BYTES,
@@ -141,12 +160,6 @@ def _fetch(
             scale = tl.load(s_ptrs + (sub >> LOG_PARTS) * stride_sb)
             if MINIMUMS:
                 minimum = tl.load(m_ptrs + (sub >> LOG_PARTS) * stride_mb)
-        low = in_places(low, FLIPPED)
-        high = in_places(high, FLIPPED)
-        b0 = in_places(b0, FLIPPED)
-        b1 = in_places(b1, FLIPPED)
-        b2 = in_places(b2, FLIPPED)
-        b3 = in_places(b3, FLIPPED)
         scale = in_places(scale, FLIPPED)
         minimum = in_places(minimum, FLIPPED)
         if POST:
@@ -156,7 +169,11 @@ def _fetch(
                 scale = tl.load(d_ptrs + block * stride_sb)
                 if MINIMUMS:
                     minimum = tl.load(e_ptrs + block * stride_mb)
-        found = found + (low, high, b0, b1, b2, b3, scale, minimum)
+        b0 = in_places(b0, FLIPPED)
+        b1 = in_places(b1, FLIPPED)
+        b2 = in_places(b2, FLIPPED)
+        b3 = in_places(b3, FLIPPED)
+        found = found + (b0, b1, b2, b3, scale, minimum)
     return found
 
 
@@ -190,7 +207,7 @@ def _gemv_kernel(
     WTYPE: tl.constexpr = dtype if DOT else tl.float32
     PER: tl.constexpr = LOW // HIGH if HIGH > 0 else 1  # words of low that a word of high serves
     BLOCK_UNITS: tl.constexpr = BLOCK // (4 * C) if POST else 1
-    KEPT: tl.constexpr = 8 if (SUBS or SCALING == "exponent") and not AHEAD else 4
+    KEPT: tl.constexpr = 8 if (SUBS or SCALING == "exponent") and AHEAD == 0 else 4
     PLAIN_ADDED: tl.constexpr = ADDED and not POST
     pid_n = tl.program_id(0)
     share = tl.program_id(1)
@@ -233,41 +250,49 @@ def _gemv_kernel(
     none = tl.zeros((R, W, 8, 4), tl.float32)
     sums = (none,) * BLOCK_M
     end = tl.minimum(units, last * (W * UNITS))
-    ahead = none
-    if AHEAD:
-        ahead = _fetch(
-            low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, first, end, K, stride_sb,
-            stride_mb, stride_tb, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS, POST,
-            EVEN, FLIPPED,
+    words = ()
+    scales = ()
+    if AHEAD == 1:
+        words = _fetch_words(low_ptrs, high_ptrs, first, end, K, LOW, HIGH, W, UNITS, EVEN, FLIPPED)
+    if AHEAD > 0:
+        scales = _fetch_scales(
+            s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, first, end, K, stride_sb, stride_mb, stride_tb,
+            LOW, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS, POST, EVEN, FLIPPED,
         )  # fmt: skip
     for step in range(first, last):
         part = acc
         part_m = acc
-        now = ahead
-        following = step
-        if AHEAD:
-            following = step + 1
-        found = _fetch(
-            low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, following, end, K,
-            stride_sb, stride_mb, stride_tb, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W,
-            UNITS, POST, EVEN, FLIPPED,
+        now_w = words
+        now_s = scales
+        found_w = _fetch_words(
+            low_ptrs, high_ptrs, step + 1 if AHEAD == 1 else step, end, K, LOW, HIGH, W, UNITS,
+            EVEN, FLIPPED,
         )  # fmt: skip
-        if AHEAD:
-            ahead = found
+        found_s = _fetch_scales(
+            s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, step + 1 if AHEAD > 0 else step, end, K,
+            stride_sb, stride_mb, stride_tb, LOW, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS,
+            POST, EVEN, FLIPPED,
+        )  # fmt: skip
+        if AHEAD == 1:
+            words = found_w
         else:
-            now = found
+            now_w = found_w
+        if AHEAD > 0:
+            scales = found_s
+        else:
+            now_s = found_s
         for u in tl.static_range(UNITS):
-            low = now[8 * u]
+            low = now_w[2 * u]
             high = low
             if HIGH > 0:
-                high = by_word(now[8 * u + 1], 4 // PER) >> (HIGH * P * (d % PER))
+                high = by_word(now_w[2 * u + 1], 4 // PER) >> (HIGH * P * (d % PER))
             column = (((step * W + warp) * UNITS + u) * (4 * C) + t * C)[:, :, :, :, None]
             sub = tl.minimum((step * W + warp_s) * UNITS + u, end - 1) * (4 * C // SUB)
             sub += t_s * C // SUB
-            b0 = now[8 * u + 2]
-            b1 = now[8 * u + 3]
-            b2 = now[8 * u + 4]
-            b3 = now[8 * u + 5]
+            b0 = now_s[6 * u]
+            b1 = now_s[6 * u + 1]
+            b2 = now_s[6 * u + 2]
+            b3 = now_s[6 * u + 3]
             scale, minimum = numbers_of(
                 b0, b1, b2, b3, sub, SCALING, MINIMUMS, SUB_OFFSET, COUNT, PACKED, dtype
             )
@@ -280,9 +305,9 @@ def _gemv_kernel(
                 scale = scale.to(tl.float32)
                 least = minimum.to(tl.float32)
                 if SUBS and not POST:
-                    scale *= now[8 * u + 6].to(tl.float32)[:, :, :, :, None]
+                    scale *= now_s[6 * u + 4].to(tl.float32)[:, :, :, :, None]
                     if MINIMUMS:
-                        least *= -now[8 * u + 7].to(tl.float32)[:, :, :, :, None]
+                        least *= -now_s[6 * u + 5].to(tl.float32)[:, :, :, :, None]
                 w = weights_plain(
                     low, high, by_word(scale, COUNT), by_word(least, COUNT), WTYPE, LOW, HIGH,
                     CODES, OFFSET, PLAIN_ADDED, ASM, INTERPRET,
@@ -300,9 +325,9 @@ def _gemv_kernel(
                         least = constant_operand(by_word(minimum.to(w.dtype), COUNT), P, KEPT)
                         part_m = tl.dot(least, x, part_m)
                     if (u + 1) % BLOCK_UNITS == 0 or u + 1 == UNITS:
-                        acc += part * now[8 * u + 6].to(tl.float32)[:, :, None]
+                        acc += part * now_s[6 * u + 4].to(tl.float32)[:, :, None]
                         if ADDED:
-                            acc -= part_m * now[8 * u + 7].to(tl.float32)[:, :, None]
+                            acc -= part_m * now_s[6 * u + 5].to(tl.float32)[:, :, None]
                 else:
                     acc = tl.dot(left_operand(w, KEPT), x, acc)
             else:
@@ -419,7 +444,7 @@ def launch_gemv(
         EVEN=k % unit == 0, WHOLE=k % (unit * tile.num_warps * tile.units) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight.tensors)),
         FLIPPED=_FLIPPED, INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps,
-        num_stages=1,
+        num_stages=max(1, tile.ahead),
     )  # fmt: skip
     if tile.split_k > 1:
         _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
