@@ -124,7 +124,7 @@ def test_what_is_launched(results):
     first = ["_quantize_rows_kernel", "_mmq_int8_kernel"]
     for name, found in results.items():
         whole = JOBS[name]["tile"].schedule == "data-parallel"
-        assert found["kernels"] == (first if whole else [*first, "_fix_up_kernel"])
+        assert found["kernels"] == (first if whole else [*first, "fix_up_kernel"])
 
 
 def test_a_block_of_two_scales_is_multiplied_in_halves(results):

@@ -39,6 +39,7 @@ _SOURCES = (
     "tilewright.ops.mmq.gemv_weights",
     "tilewright.ops.mmq.triton_int8",
     "tilewright.ops.mmq.int8_parts",
+    "tilewright.ops.mmq.int8_fix_up",
     "tilewright.ops.mmq.hopper_gemm",
     "tilewright.ops.mmq.hopper_parts",
     "tilewright.ops.mmq.hopper_scales",

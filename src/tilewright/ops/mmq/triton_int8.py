@@ -47,11 +47,11 @@ from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.cross import target_arch, target_units
-from tilewright.ops.mmq.int8_parts import codes8_of, first_step_of, raw_of, scales_of, unit_of_step
+from tilewright.ops.mmq.int8_fix_up import fix_up_kernel, slot_ptrs, store_tile, tile_of
+from tilewright.ops.mmq.int8_parts import codes8_of, first_step_of, raw_of, scales_of
 from tilewright.ops.mmq.quantize_rows import launch_quantize_rows
 from tilewright.ops.mmq.schedule import GUARD_ROWS, WARP_ROWS, slots
 from tilewright.ops.w4a16.triton_gemm import spans_wide
-from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_int8", "workspace_int8"]
@@ -60,32 +60,19 @@ _ALIGN = 64  # floats: parts of the workspace begin at multiples of 256 bytes
 
 
 @triton.jit
-def _tile_of(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of a tile: bands of GROUP_M rows of tiles, column after column."""
-    band = tile // (GROUP_M * tiles_n)
-    band_rows = tl.minimum(tiles_m - band * GROUP_M, GROUP_M)
-    in_band = tile % (GROUP_M * tiles_n)
-    return band * GROUP_M + in_band % band_rows, in_band // band_rows
-
-
-@triton.jit
-def _dot_of(
+def _operands_of(
     q_ptrs, low_ptrs, high_ptrs, r,
     LOW: tl.constexpr, HIGH: tl.constexpr, CODES: tl.constexpr, OFFSET: tl.constexpr,
-    SUB: tl.constexpr, HALF: tl.constexpr,
+    SUB: tl.constexpr,
 ):  # fmt: skip
-    """The integer dot of the columns of words `r` [1, W]; HALF 0 or 1 leaves only that half."""
+    """Codes and x of the columns of words `r` [1, W]."""
     x = tl.load(q_ptrs)
     low = tl.load(low_ptrs + r)
     high = low
     if HIGH > 0:
         WORDS: tl.constexpr = LOW // HIGH  # of low that a word of high serves
         high = tl.load(high_ptrs + r // WORDS) >> (HIGH * (16 // LOW) * (r % WORDS))
-    w = codes8_of(low, high, LOW, HIGH, CODES, OFFSET, SUB)
-    if HALF >= 0:
-        stored = tl.arange(0, w.shape[1])
-        w = tl.where((stored // 16 == HALF)[None, :], w, tl.zeros_like(w))
-    return tl.dot(w, x, out_dtype=tl.int32)
+    return codes8_of(low, high, LOW, HIGH, CODES, OFFSET, SUB), x
 
 
 @triton.jit
@@ -146,16 +133,18 @@ def _sums_of(
         one, least, other, other_least = scales_of(
             scale, minimum, byte0, byte1, block, SCALING, MINIMUMS, BYTES, SUB_OFFSET
         )
+        w, x = _operands_of(
+            q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
+            LOW, HIGH, CODES, OFFSET, SUB,
+        )  # fmt: skip
         if HALVES == "none":
-            dot = _dot_of(
-                q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
-                LOW, HIGH, CODES, OFFSET, SUB, -1,
-            )  # fmt: skip
+            dot = tl.dot(w, x, out_dtype=tl.int32)
             if FAULT == "iter-k":  # the next 32 columns take this block's scales
-                dot += _dot_of(
-                    q_ptrs + after * MP * 32, low_ptrs + after * LOW,
-                    high_ptrs + after * HIGH, r, LOW, HIGH, CODES, OFFSET, SUB, -1,
+                w, x = _operands_of(
+                    q_ptrs + after * MP * 32, low_ptrs + after * LOW, high_ptrs + after * HIGH, r,
+                    LOW, HIGH, CODES, OFFSET, SUB,
                 )  # fmt: skip
+                dot += tl.dot(w, x, out_dtype=tl.int32)
             if FILLED < BLOCK_N:  # rows without weights, or without a warp, stay zero
                 dot = tl.where((tl.arange(0, BLOCK_N) < FILLED)[:, None], dot, 0)
             part = dot.to(tl.float32) * one[:, None]
@@ -163,23 +152,16 @@ def _sums_of(
                 part += least[:, None] * tl.load(sum_ptrs + at_m)[None, :]
         else:
             if HALVES == "mask":
-                dot = _dot_of(
-                    q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
-                    LOW, HIGH, CODES, OFFSET, SUB, 0,
-                )  # fmt: skip
-                dot_other = _dot_of(
-                    q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
-                    LOW, HIGH, CODES, OFFSET, SUB, 1,
-                )  # fmt: skip
+                second = (stored >= 16)[None, :]
+                dot = tl.dot(tl.where(second, 0, w).to(tl.int8), x, out_dtype=tl.int32)
+                dot_other = tl.dot(tl.where(second, w, 0).to(tl.int8), x, out_dtype=tl.int32)
             else:
-                dot = _dot_of(
-                    q_ptrs + at_m * 32, low_ptrs + at * LOW, high_ptrs + at * HIGH, r,
-                    LOW, HIGH, CODES, OFFSET, SUB, -1,
-                )  # fmt: skip
-                dot_other = _dot_of(
+                dot = tl.dot(w, x, out_dtype=tl.int32)
+                w, x = _operands_of(
                     q_ptrs + at_m * 32 + 16, low_ptrs + at * LOW, high_ptrs + at * HIGH,
-                    r + LOW // 2, LOW, HIGH, CODES, OFFSET, SUB, -1,
+                    r + LOW // 2, LOW, HIGH, CODES, OFFSET, SUB,
                 )  # fmt: skip
+                dot_other = tl.dot(w, x, out_dtype=tl.int32)
             part = dot.to(tl.float32) * one[:, None] + dot_other.to(tl.float32) * other[:, None]
             if MINIMUMS:
                 part += least[:, None] * tl.load(sum_ptrs + 2 * at_m)[None, :]
@@ -187,34 +169,6 @@ def _sums_of(
         acc += part * d[None, :]
         scale, minimum, byte0, byte1 = next_scale, next_minimum, next0, next1
     return acc
-
-
-@triton.jit
-def _store_tile(
-    acc, b_ptr, y_ptr, pid_m, pid_n, M, N, stride_ym, stride_yn,
-    HAS_BIAS: tl.constexpr, GUARDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Sums, and the bias, rounded once to the dtype of y."""
-    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (offs_m < M)[None, :]
-    if GUARDED:
-        mask = mask & (offs_n < N)[:, None]
-    if HAS_BIAS:
-        acc += to_float32(tl.load(b_ptr + tl.minimum(offs_n, N - 1)), INTERPRET)[:, None]
-    y_ptrs = y_ptr + offs_m.to(tl.int64)[None, :] * stride_ym
-    y_ptrs += offs_n.to(tl.int64)[:, None] * stride_yn
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
-    if INTERPRET and dtype == tl.bfloat16:
-        acc = bfloat16_bits(acc).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    tl.store(y_ptrs, acc.to(dtype), mask=mask)
-
-
-@triton.jit
-def _slot_ptrs(p_ptr, slot, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    at = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-    return p_ptr + tl.cast(slot, tl.int64) * (BLOCK_N * BLOCK_M) + at
 
 
 @triton.jit
@@ -250,7 +204,7 @@ def _mmq_int8_kernel(
             tile = at // steps
             first = at - tile * steps
             last = tl.minimum(steps, first + end - at)
-            pid_m, pid_n = _tile_of(tile, tiles_m, tiles_n, GROUP_M)
+            pid_m, pid_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
             acc = _sums_of(
                 q_ptr, d_ptr, sum_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr,
                 pid_m, pid_n, first, last, MP, N, K,
@@ -260,13 +214,13 @@ def _mmq_int8_kernel(
                 GUARDED, BLOCK_M, BLOCK_N, FILLED, STAGES, WIDE, FAULT,
             )  # fmt: skip
             if last - first == steps:
-                _store_tile(
+                store_tile(
                     acc, b_ptr, y_ptr, pid_m, pid_n, M, N, stride_ym, stride_yn,
                     HAS_BIAS, GUARDED, BLOCK_M, BLOCK_N, INTERPRET,
                 )  # fmt: skip
             else:
                 slot = 2 * pid + tl.cast(tile != start, tl.int32)
-                tl.store(_slot_ptrs(p_ptr, slot, BLOCK_M, BLOCK_N), acc)
+                tl.store(slot_ptrs(p_ptr, slot, BLOCK_M, BLOCK_N), acc)
             at += last - first
     else:
         first = 0
@@ -275,7 +229,7 @@ def _mmq_int8_kernel(
             each = tl.cdiv(steps, SPLIT)
             first = tl.minimum(tl.program_id(1) * each, steps)
             last = tl.minimum(first + each, steps)
-        pid_m, pid_n = _tile_of(pid, tiles_m, tiles_n, GROUP_M)
+        pid_m, pid_n = tile_of(pid, tiles_m, tiles_n, GROUP_M)
         acc = _sums_of(
             q_ptr, d_ptr, sum_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr,
             pid_m, pid_n, first, last, MP, N, K,
@@ -285,48 +239,12 @@ def _mmq_int8_kernel(
         )  # fmt: skip
         if SCHEDULE == "split-k":
             slot = tl.program_id(1) * tl.num_programs(0) + pid
-            tl.store(_slot_ptrs(p_ptr, slot, BLOCK_M, BLOCK_N), acc)
+            tl.store(slot_ptrs(p_ptr, slot, BLOCK_M, BLOCK_N), acc)
         else:
-            _store_tile(
+            store_tile(
                 acc, b_ptr, y_ptr, pid_m, pid_n, M, N, stride_ym, stride_yn,
                 HAS_BIAS, GUARDED, BLOCK_M, BLOCK_N, INTERPRET,
             )  # fmt: skip
-
-
-@triton.jit
-def _fix_up_kernel(
-    p_ptr, b_ptr, y_ptr, M, N, K, units, stride_ym, stride_yn,
-    HAS_BIAS: tl.constexpr, GUARDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    GROUP_M: tl.constexpr, SCHEDULE: tl.constexpr, SPLIT: tl.constexpr,
-    INTERPRET: tl.constexpr, FAULT: tl.constexpr,
-):  # fmt: skip
-    """One tile of y from its slots, in the order of their steps; nothing if y holds it already."""
-    tile = tl.program_id(0)
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    pid_m, pid_n = _tile_of(tile, tiles_m, tiles_n, GROUP_M)
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    if SCHEDULE == "split-k":
-        for share in range(SPLIT):
-            slot = share * tl.num_programs(0) + tile
-            acc += tl.load(_slot_ptrs(p_ptr, slot, BLOCK_M, BLOCK_N))
-    else:
-        steps = K // 32
-        total = tiles_m * tiles_n * steps
-        first = unit_of_step(tile * steps, total, units)
-        last = unit_of_step(tile * steps + steps - 1, total, units)
-        if first == last:
-            return
-        if FAULT == "lost-part":
-            last -= 1
-        for unit in range(first, last + 1):
-            begins = first_step_of(unit, total, units) // steps
-            slot = 2 * unit + tl.cast(tile != begins, tl.int32)
-            acc += tl.load(_slot_ptrs(p_ptr, slot, BLOCK_M, BLOCK_N))
-    _store_tile(
-        acc, b_ptr, y_ptr, pid_m, pid_n, M, N, stride_ym, stride_yn,
-        HAS_BIAS, GUARDED, BLOCK_M, BLOCK_N, INTERPRET,
-    )  # fmt: skip
 
 
 INTERPRETED: bool = not isinstance(_mmq_int8_kernel, triton.JITFunction)
@@ -448,7 +366,7 @@ def launch_int8(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if tile.schedule != "data-parallel":
-        _fix_up_kernel[(plan.tiles,)](
+        fix_up_kernel[(plan.tiles,)](
             partials, some_bias, y, m, n, k, plan.units, *y.stride(), **shared,
             num_warps=tile.num_warps,
         )  # fmt: skip
