@@ -52,14 +52,14 @@ def test_variants_are_refused(case: str, tmp_path: Path) -> None:
 def test_unknown_architecture_lists_what_loads(tmp_path: Path) -> None:
     import gguf
 
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba2")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "rwkv7")
     writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        UnsupportedError, match="'mamba2'; supported are llama, qwen2, qwen3, qwen3moe, gemma3"
+        UnsupportedError, match="'rwkv7'; supported are llama, qwen2, qwen3, qwen3moe, gemma3"
     ):
         load(tmp_path / "model.gguf")
 

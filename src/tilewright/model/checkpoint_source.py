@@ -14,6 +14,7 @@ from tilewright.layout.experts import GpuExperts
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.model.info import LoadInfo
+from tilewright.model.names import hub_name
 from tilewright.model.pages import drop_file_pages
 from tilewright.model.placement import Placement
 from tilewright.ops.moe.experts import PackedExperts
@@ -57,14 +58,17 @@ class CheckpointSource:
         self._info = info
         self._files = sorted(checkpoint.path.glob("*.safetensors"))
         self._since_drop = 0
-        self._linears = {_text_name(prefix + "."): prefix for prefix in checkpoint.linears}
+        kind = checkpoint.config.get("model_type")
+        self._linears = {
+            hub_name(_text_name(prefix + "."), kind): prefix for prefix in checkpoint.linears
+        }
         self._dense: dict[str, str] = {}
         skipped = 0
         for name in checkpoint.dense:
             if name.startswith(_NOT_TEXT):
                 skipped += 1
             elif not name.endswith(_RECOMPUTED):
-                self._dense[_text_name(name)] = name
+                self._dense[hub_name(_text_name(name), kind)] = name
         self._experts: dict[str, dict[int, str]] = {}
         for name in (*self._dense, *(f"{prefix}weight" for prefix in self._linears)):
             match = _EXPERT.match(name)
@@ -80,6 +84,9 @@ class CheckpointSource:
         return (single - each) | self._experts.keys()
 
     def optional(self, name: str) -> bool:
+        return False
+
+    def spare(self, name: str) -> bool:
         return False
 
     def matrix(self, name: str) -> PackedW4 | WordsW4 | HopperW4 | torch.Tensor:
@@ -137,7 +144,7 @@ class CheckpointSource:
         except LayoutError as error:
             raise FormatError(str(error), file=self.path, tensor=name) from error
 
-    def vector(self, name: str) -> torch.Tensor:
+    def vector(self, name: str, *, exact: bool = False) -> torch.Tensor:
         prefix = self._linears.get(name.removesuffix("weight"))
         if prefix is not None:  # a quantized router, which transformers keeps as a plain parameter
             codes = self._checkpoint.linear(prefix)
@@ -146,7 +153,7 @@ class CheckpointSource:
             self._info.count("dequantized", kind, values.nbytes)
             return values
         stored = self._checkpoint.tensor(self._dense[name])
-        result = stored.to(self._where.dtype, copy=True)
+        result = stored.to(torch.float32 if exact else self._where.dtype, copy=True)
         self._info.count("dense", str(stored.dtype).removeprefix("torch."), result.nbytes)
         self._copied(stored.nbytes)
         return result

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.errors import FormatError, UnsupportedError
+from tilewright.model.hybrid_config import HYBRIDS, hybrid_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -34,11 +35,21 @@ _CLASSES = {
     "qwen3_moe": "Qwen3MoeConfig",
     "gemma3": "Gemma3TextConfig",
     "gemma3_text": "Gemma3TextConfig",
+    "mamba2": "Mamba2Config",
+    "nemotron_h": "NemotronHConfig",
+    "bamba": "BambaConfig",
+    "granitehybrid": "GraniteMoeHybridConfig",
+    "granitemoehybrid": "GraniteMoeHybridConfig",
+    "falcon-h1": "FalconH1Config",
+    "falcon_h1": "FalconH1Config",
 }
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", *HYBRIDS)
 """The GGUF architectures that load."""
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma3_text")
+MODEL_TYPES = (
+    "llama", "qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma3_text",
+    "mamba2", "nemotron_h", "bamba", "granitemoehybrid", "falcon_h1",
+)  # fmt: skip
 """The model types of a config.json that load."""
 
 _MIXTURES = ("qwen3moe",)
@@ -55,8 +66,9 @@ def config_from_gguf(
     tied: bool,
     biases: frozenset[str],
     file: object,
+    stems: frozenset[str] = frozenset(),
 ) -> PreTrainedConfig:
-    """Configuration of a llama, qwen2, qwen3, qwen3moe or gemma3 GGUF file.
+    """Configuration of a GGUF file of one of `ARCHITECTURES`.
 
     Args:
         metadata: the file's key-value pairs.
@@ -64,14 +76,13 @@ def config_from_gguf(
         tied: True if the file has no output matrix of its own.
         biases: stems of the block tensors that have a bias, such as "attn_q", "ffn_up".
         file: path of the file, for messages.
+        stems: stems of all block tensors, by which hybrid variants are told apart.
 
     Raises:
         UnsupportedError: another architecture, or a variant of it that transformers' model
             class does not compute.
         FormatError: a field is missing or malformed.
     """
-    import transformers
-
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedError(
@@ -79,6 +90,11 @@ def config_from_gguf(
             f"{', '.join(ARCHITECTURES)}"
         )
     fields = _Fields(metadata, architecture, file)
+    if architecture in HYBRIDS:
+        options = hybrid_options(
+            fields, architecture, vocab_size=vocab_size, tied=tied, biases=biases, stems=stems
+        )
+        return _made(architecture, options, file, "its metadata make")
     fields.refuse_variants()
     heads = fields.integer("attention.head_count")
     hidden = fields.integer("embedding_length")
@@ -119,12 +135,22 @@ def config_from_gguf(
         common["rope_parameters"] = fields.rope(10_000.0)
     if architecture == "qwen2" and head_dim != hidden // heads:
         raise UnsupportedError(f"{file}: qwen2 with head size {head_dim} for {hidden}/{heads}")
+    return _made(architecture, common, file, "its metadata make")
+
+
+def _made(kind: str, options: Mapping[str, Any], file: object, what: str) -> PreTrainedConfig:
+    import transformers
+
+    made = getattr(transformers, _CLASSES[kind], None)
+    if made is None:
+        raise UnsupportedError(
+            f"{file}: transformers {transformers.__version__} has no {_CLASSES[kind]}; update it "
+            f"to load {kind} models"
+        )
     try:
-        config: PreTrainedConfig = getattr(transformers, _CLASSES[architecture])(**common)
+        config: PreTrainedConfig = made(**options)
     except Exception as error:  # the strict configuration classes raise several kinds
-        raise FormatError(
-            f"its metadata make no {architecture} model: {error}", file=file
-        ) from error
+        raise FormatError(f"{what} no {kind} model: {error}", file=file) from error
     return config
 
 
@@ -137,8 +163,6 @@ def config_from_checkpoint(description: Mapping[str, Any], *, file: object) -> P
         UnsupportedError: another model type.
         FormatError: config.json does not describe a model of its type.
     """
-    import transformers
-
     fields = dict(description)
     kind = fields.get("model_type")
     if kind == "gemma3":
@@ -156,11 +180,7 @@ def config_from_checkpoint(description: Mapping[str, Any], *, file: object) -> P
         fields.pop(key, None)
     for key in ("dtype", "torch_dtype", "transformers_version", "_name_or_path", "auto_map"):
         fields.pop(key, None)
-    try:
-        config: PreTrainedConfig = getattr(transformers, _CLASSES[kind])(**fields)
-    except Exception as error:
-        raise FormatError(f"config.json makes no {kind} model: {error}", file=file) from error
-    return config
+    return _made(kind, fields, file, "config.json makes")
 
 
 class _Fields:

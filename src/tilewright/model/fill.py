@@ -21,6 +21,7 @@ from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.model.layers import QuantEmbedding, QuantLinear
 from tilewright.model.moe import EXPERT_PARTS, QuantExperts, expert_part_names, is_experts
+from tilewright.model.ssm import QuantHead, inject_ssm, is_mixer
 from tilewright.ops.moe.experts import PackedExperts
 from tilewright.ops.moe.op import Experts
 
@@ -45,11 +46,14 @@ class Source(Protocol):
     def experts(self, name: str) -> Experts:
         """The matrices [E, N, K] of all experts, packed or a tensor of the model's dtype."""
 
-    def vector(self, name: str) -> torch.Tensor:
-        """A norm or bias in the model's dtype."""
+    def vector(self, name: str, *, exact: bool = False) -> torch.Tensor:
+        """A norm or bias in the model's dtype, or in float32 where it must not be rounded."""
 
     def optional(self, name: str) -> bool:
         """True for a tensor the model class has and this checkpoint may lack (a bias of zero)."""
+
+    def spare(self, name: str) -> bool:
+        """True for a linear's bias that the model class has no place for and our modules have."""
 
 
 def fill(model: nn.Module, source: Source, *, dtype: torch.dtype, activations: str) -> None:
@@ -78,6 +82,10 @@ def fill(model: nn.Module, source: Source, *, dtype: torch.dtype, activations: s
                 continue
             weight = source.matrix(f"{path}.weight")
             _check_shape(weight, (module.out_features, module.in_features), path, source)
+            if path == "lm_head" and _asks_dtype(model) and not isinstance(weight, torch.Tensor):
+                head = QuantHead(weight, None, activations=activations, dtype=dtype)
+                model.set_submodule(path, head)
+                continue
             bias = None
             if f"{path}.bias" in names:
                 bias = source.vector(f"{path}.bias")
@@ -88,14 +96,25 @@ def fill(model: nn.Module, source: Source, *, dtype: torch.dtype, activations: s
         else:
             for leaf, parameter in list(module.named_parameters(recurse=False)):
                 name = f"{path}.{leaf}"
-                value = source.vector(name)
+                # A state's decay is an exponential of these: rounding them costs the most.
+                value = source.vector(name, exact=is_mixer(module))
                 _check_shape(value, tuple(parameter.shape), name, source)
                 setattr(module, leaf, nn.Parameter(value, requires_grad=False))
     if tied:
         assert embedding is not None
         if isinstance(embedding, torch.Tensor):
-            embedding = model.get_submodule("model.embed_tokens").weight  # type: ignore[assignment]
-        model.set_submodule("lm_head", _linear(embedding, None, activations))
+            embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+        if _asks_dtype(model) and not isinstance(embedding, torch.Tensor):
+            head = QuantHead(embedding, None, activations=activations, dtype=dtype)
+            model.set_submodule("lm_head", head)
+        else:
+            model.set_submodule("lm_head", _linear(embedding, None, activations))
+    inject_ssm(model)
+
+
+def _asks_dtype(model: nn.Module) -> bool:
+    """Whether the model's code reads `lm_head.weight.dtype`."""
+    return type(model).__name__ == "Mamba2ForCausalLM"
 
 
 def _linear(weight: Matrix, bias: torch.Tensor | None, activations: str) -> nn.Module:
@@ -147,7 +166,10 @@ def _check_names(model: nn.Module, source: Source, tied: bool) -> None:
     }
     ignored = {"lm_head.weight"} if tied else set()
     missing = sorted(n for n in wanted - names - ignored if not source.optional(n))
-    unexpected = sorted(names - wanted - ignored)
+    linears = {f"{p}.bias" for p, m in model.named_modules() if isinstance(m, nn.Linear)}
+    unexpected = sorted(
+        n for n in names - wanted - ignored if not (n in linears and source.spare(n))
+    )
     problems = []
     if missing:
         problems.append(f"it lacks {_some(missing)}")

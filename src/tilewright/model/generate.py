@@ -66,12 +66,16 @@ class TransformersDecoder:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._cache: Any = None
-        # transformers renamed the argument within 5.x and warns about the old name
+        self._fed = 0
+        # transformers renamed the argument within 5.x and warns about the old names
         names = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        known = ("cache", "past_key_values", "cache_params")
+        self._cache_argument = next((name for name in known if name in names), known[0])
+        self._places = "position_ids" in names
 
     def reset(self) -> None:
         self._cache = None
+        self._fed = 0
 
     @torch.inference_mode()
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
@@ -80,13 +84,13 @@ class TransformersDecoder:
 
             self._cache = DynamicCache(config=self._model.config)
         ids = ids.to(device_of(self._model))
-        for start in range(0, ids.shape[1], PREFILL_CHUNK):
-            output = self._model(
-                input_ids=ids[:, start : start + PREFILL_CHUNK],
-                use_cache=True,
-                logits_to_keep=1,
-                **{self._cache_argument: self._cache},
-            )
+        for piece in ids.split(PREFILL_CHUNK, dim=1):
+            options = {self._cache_argument: self._cache}
+            if self._places:  # Bamba's code forgets what the cache holds
+                end = self._fed + piece.shape[1]
+                options["position_ids"] = torch.arange(self._fed, end, device=ids.device)[None]
+            output = self._model(input_ids=piece, use_cache=True, logits_to_keep=1, **options)
+            self._fed += piece.shape[1]
         return output.logits[0, -1].float().cpu()
 
     def step(self, token_id: int) -> torch.Tensor:

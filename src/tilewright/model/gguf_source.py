@@ -6,12 +6,17 @@ What differs from transformers' tensors is undone here, once:
   turns neighbours; transformers turns the two halves of a head. Rows go back to their order. A
   row of blocks is a run of bytes, so this gathers bytes and touches no value.
 - gemma files hold norms with 1 added; transformers adds the 1 itself.
+- hybrid files hold A where transformers holds log(-A); the taps of the convolution, its norm, A and
+  D in other shapes; granite's gate and up as two matrices where transformers has one.
+- a matrix may come with a number beside it, `.scale`, that its product is multiplied by, before a
+  bias is added.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +29,7 @@ from tilewright.formats.gguf import GGUFFile, GGUFTensor, check_scales
 from tilewright.layout.cpu import pack_blocks
 from tilewright.layout.experts import GpuExperts
 from tilewright.model.fill import Matrix
+from tilewright.model.hybrid_config import HYBRIDS
 from tilewright.model.info import LoadInfo
 from tilewright.model.names import SKIPPED_GGUF_TENSORS, hf_name
 from tilewright.model.pages import drop_range
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["GGUFSource", "rope_row_order"]
 
 _DENSE = frozenset({"F32", "F16", "BF16", "F64"})
+_INTERLEAVED = ("llama", "granitehybrid")
+_JOINED = (".gate_proj.", ".up_proj."), ".input_linear."
+_TABLES = ("embed_tokens.weight", "embeddings.weight")
 
 
 class GGUFSource:
@@ -60,9 +69,15 @@ class GGUFSource:
         self._where = where
         self._info = info
         self._tensors: dict[str, GGUFTensor] = {}
+        self._scales: dict[str, float] = {}
+        self._halves: dict[str, tuple[GGUFTensor, GGUFTensor]] = {}
         strangers = []
         for name, tensor in file.tensors.items():
             if name in SKIPPED_GGUF_TENSORS:
+                continue
+            if self._architecture in HYBRIDS and name.endswith("scale"):
+                if not self._scale(name, tensor):
+                    strangers.append(name)
                 continue
             known = hf_name(name, self._architecture)
             if known is None:
@@ -76,17 +91,68 @@ class GGUFSource:
                 "architecture or a variant of it",
                 file=file.path,
             )
+        if self._architecture == "granitehybrid":
+            self._join()
+
+    def _scale(self, name: str, tensor: GGUFTensor) -> bool:
+        """Note a matrix's factor; False for a name that is none."""
+        stem, _, leaf = name.rpartition(".")
+        known = hf_name(f"{stem}.weight", self._architecture)
+        if known is None or leaf not in ("scale", "input_scale") or tensor.shape not in ((), (1,)):
+            return False
+        if leaf == "scale":  # the other is of activations that are quantized, which ours are not
+            self._scales[known] = float(tensor.dequantize().reshape(()))
+        return True
+
+    def _join(self) -> None:
+        """Note the pairs that are one tensor of transformers."""
+        (gate_part, up_part), both_part = _JOINED
+        for name in [name for name in self._tensors if f".shared_mlp{gate_part}" in name]:
+            up = self._tensors.pop(name.replace(gate_part, up_part), None)
+            gate = self._tensors.pop(name)
+            if up is None or up.shape[1:] != gate.shape[1:]:
+                raise FormatError(
+                    f"its shape is {list(gate.shape)}, and that of ffn_up "
+                    f"{None if up is None else list(up.shape)}; both are needed, of equal width",
+                    file=self.path,
+                    tensor=gate.name,
+                )
+            self._halves[name.replace(gate_part, both_part)] = (gate, up)
 
     def names(self) -> Collection[str]:
-        return self._tensors.keys()
+        return self._tensors.keys() | self._halves.keys()
 
     def optional(self, name: str) -> bool:
         # One bias among q, k, v and o, or among the three of the MLP, makes the model class
         # create all of them.
         return self._architecture == "llama" and name.endswith(".bias")
 
+    def spare(self, name: str) -> bool:
+        # llama.cpp adds a bias to any product that has one; so do the modules that replace linears.
+        return self._architecture in HYBRIDS and name.endswith(".bias")
+
+    def _whole(self, name: str) -> GGUFTensor:
+        """A tensor under transformers' name, as if it lay in the file."""
+        halves = self._halves.get(name)
+        if halves is None:
+            return self._tensors[name]
+        gate, up = halves
+        check_scales(up)  # its offsets in the file are not those of the pair
+        factors = [self._scales.pop(self._part(name, part), 1.0) for part in _JOINED[0]]
+        shape = (gate.shape[0] + up.shape[0], *gate.shape[1:])
+        alike = gate.type_name == up.type_name and factors == [1.0, 1.0]
+        if alike:
+            return replace(gate, raw=np.concatenate([gate.raw, up.raw]), shape=shape)
+        # Of two types, or with factors: only their values can be put together.
+        values = np.concatenate([t.dequantize() * f for t, f in zip(halves, factors, strict=True)])
+        return replace(gate, raw=values.view(np.uint8), shape=shape, type_name="F32")
+
+    @staticmethod
+    def _part(name: str, part: str) -> str:
+        return name.replace(_JOINED[1], part)
+
     def matrix(self, name: str) -> Matrix:
-        tensor = self._tensors[name]
+        tensor = self._whole(name)
         if len(tensor.shape) != 2:
             raise FormatError(
                 f"its shape is {list(tensor.shape)}; a matrix is needed",
@@ -94,7 +160,10 @@ class GGUFSource:
                 tensor=tensor.name,
             )
         order = self._row_order(name, tensor)
-        looked_up = name.endswith("embed_tokens.weight")
+        looked_up = name.endswith(_TABLES)
+        factor = self._scales.get(name, 1.0)
+        if factor != 1.0:
+            return self._scaled(tensor, order, factor)
         if tensor.packed and not self._where.on_cpu:
             return self._table_for_gpu(tensor) if looked_up else self._for_gpu(tensor, order)
         check_scales(tensor)
@@ -109,6 +178,18 @@ class GGUFSource:
         if order is not None:
             values = values[order]
         result = torch.from_numpy(values).to(self._where.dtype)
+        fate = "dense" if tensor.type_name in _DENSE else "dequantized"
+        self._info.count(fate, tensor.type_name, result.nbytes)
+        return result
+
+    def _scaled(
+        self, tensor: GGUFTensor, order: npt.NDArray[np.intp] | None, factor: float
+    ) -> torch.Tensor:
+        """A matrix whose product has a factor: the values, times it."""
+        check_scales(tensor)
+        values = self._values(tensor) * np.float32(factor)
+        result = torch.from_numpy(values if order is None else values[order])
+        result = result.to(self._where.dtype)
         fate = "dense" if tensor.type_name in _DENSE else "dequantized"
         self._info.count(fate, tensor.type_name, result.nbytes)
         return result
@@ -155,8 +236,8 @@ class GGUFSource:
         self._info.count("dense", tensor.type_name, values.nbytes)
         return values
 
-    def vector(self, name: str) -> torch.Tensor:
-        tensor = self._tensors[name]
+    def vector(self, name: str, *, exact: bool = False) -> torch.Tensor:
+        tensor = self._whole(name)
         check_scales(tensor)
         values = self._values(tensor)
         order = self._row_order(name, tensor)
@@ -164,9 +245,28 @@ class GGUFSource:
             values = values[order]
         if self._architecture == "gemma3":
             values -= 1.0
-        result = torch.from_numpy(values).to(self._where.dtype)
+        if self._architecture in HYBRIDS:
+            values = self._as_transformers(name, tensor, values)
+        dtype = torch.float32 if exact else self._where.dtype
+        result = torch.from_numpy(values).to(dtype)
         self._info.count("dense", tensor.type_name, result.nbytes)
         return result
+
+    def _as_transformers(
+        self, name: str, tensor: GGUFTensor, values: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """A mixer's own tensors in transformers' shapes, and A as the logarithm it keeps."""
+        if name.endswith("conv1d.weight"):
+            return values[:, None, :]
+        if name.endswith(".A_log"):
+            if not (values < 0).all():
+                raise FormatError(
+                    "a state would grow without bound: every value must be negative",
+                    file=self.path,
+                    tensor=tensor.name,
+                )
+            return np.log(-values).reshape(-1)
+        return values.reshape(-1)
 
     def _values(self, tensor: GGUFTensor) -> npt.NDArray[np.float32]:
         values = tensor.dequantize()
@@ -174,7 +274,7 @@ class GGUFSource:
         return values
 
     def _row_order(self, name: str, tensor: GGUFTensor) -> npt.NDArray[np.intp] | None:
-        if self._architecture != "llama":
+        if self._architecture not in _INTERLEAVED:
             return None
         if ".q_proj." in name:
             heads = self._config.num_attention_heads
@@ -193,7 +293,7 @@ class GGUFSource:
 
 
 def rope_row_order(rows: int, heads: int) -> npt.NDArray[np.intp]:
-    """Which row of a llama GGUF's q or k weight is row i of transformers': int [rows].
+    """Which row of a llama or granite GGUF's q or k weight is row i of transformers': int [rows].
 
     The file's head holds rows (0, d/2, 1, d/2 + 1, ...); transformers' holds them in order.
     """

@@ -40,8 +40,9 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a GGUF file or a safetensors folder.
 
-    Architectures: llama, qwen2, qwen3, gemma3 (text) and qwen3_moe. GGUF block types
-    that have kernels stay packed, as do 4-bit linears in compressed-tensors, GPTQ and AWQ folders;
+    Architectures: llama, qwen2, qwen3, gemma3 (text), qwen3_moe, mamba2, nemotron_h, bamba,
+    granitemoehybrid and falcon_h1, the last four without mixtures of experts. GGUF block types that
+    have kernels stay packed, as do 4-bit linears in compressed-tensors, GPTQ and AWQ folders;
     other quantized types become ordinary matrices, named in one log line. `model.tilewright_info`
     is a `LoadInfo` that says what became of every tensor.
 
@@ -92,13 +93,15 @@ def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any
 
     file = read_gguf(path)
     embedding = file.tensors.get("token_embd.weight")
-    biases = {n.split(".")[2] for n in file.tensors if n.startswith("blk.") and ".bias" in n}
+    blocks = [name.split(".") for name in file.tensors if name.startswith("blk.")]
+    biases = {parts[2] for parts in blocks if parts[-1] == "bias"}
     config = config_from_gguf(
         file.metadata,
         vocab_size=1 if embedding is None else embedding.shape[0],
         tied="output.weight" not in file.tensors,
         biases=frozenset(biases),
         file=path,
+        stems=frozenset(parts[2] for parts in blocks if len(parts) > 2),
     )
     info = LoadInfo(
         path=str(path),
@@ -107,7 +110,10 @@ def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any
         file_bytes=sum(part.stat().st_size for part in file.parts),
     )
     factors = file.tensors.get("rope_freqs.weight")
-    rope = None if factors is None else rope_from_factors(config, factors.dequantize(), path)
+    rope = None
+    # llama.cpp's falcon-h1 reads no factors of rope.
+    if factors is not None and file.architecture != "falcon-h1":
+        rope = rope_from_factors(config, factors.dequantize(), path)
     tokenizer = build_tokenizer(file.metadata, file=path)
     if tokenizer is None:
         info.notes.append("the file carries no tokenizer")
@@ -179,10 +185,9 @@ def _create(config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
     """The model with its modules and no storage."""
     from transformers import AutoModelForCausalLM
 
+    attention = {} if config.model_type == "mamba2" else {"attn_implementation": "sdpa"}
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
-        )
+        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     return model
 
 
@@ -198,6 +203,9 @@ def _rebuild_rotary(model: nn.Module, inv_freq: torch.Tensor | None) -> None:
     Args:
         inv_freq: frequencies that the configuration has no words for, or None.
     """
+    found = [path for path, _ in model.named_modules() if path.endswith("rotary_emb")]
+    if not found:  # Mamba2 and NemotronH know positions by their states
+        return
     rotary = type(model.get_submodule("model.rotary_emb"))(config=model.config)
     if inv_freq is not None:
         rotary.inv_freq = inv_freq
