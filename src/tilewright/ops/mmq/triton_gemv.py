@@ -98,13 +98,14 @@ def _store_tile(
 
 @triton.jit
 def _fetch_words(
-    low_ptrs, high_ptrs, step, end, K,
+    low_ptrs, high_ptrs, step, end, K, stride_hk,
     LOW: tl.constexpr, HIGH: tl.constexpr, W: tl.constexpr, UNITS: tl.constexpr,
     EVEN: tl.constexpr, FLIPPED: tl.constexpr,
 ):  # fmt: skip
     """The words of the units of a step, of both planes: two tensors each.
 
-    Units from `end` on are the one before it, lanes past K the last one that is there.
+    Units from `end` on are the one before it, lanes past K the last one that is there. stride_hk is
+    1, and the compiler is not told: lanes would load their neighbours' words with their own.
     """
     C: tl.constexpr = 128 // LOW
     PER: tl.constexpr = LOW // HIGH if HIGH > 0 else 1  # words of low that a word of high serves
@@ -120,7 +121,7 @@ def _fetch_words(
         if HIGH > 0:
             word = unit * (16 // PER) + lane * (4 // PER)
             if PER == 4:
-                high = tl.load(high_ptrs + word)[:, :, :, :, None]
+                high = tl.load(high_ptrs + word * stride_hk)[:, :, :, :, None]
             else:
                 two = tl.arange(0, 2)[None, None, None, None, :]
                 high = tl.load(high_ptrs[:, :, :, :, None] + word[:, :, :, :, None] + two)
@@ -179,14 +180,15 @@ def _fetch_scales(
 
 @triton.jit(
     do_not_specialize=[
-        "M", "stride_sn", "stride_sb", "stride_mn", "stride_mb", "stride_tn", "stride_tb",
+        "M", "stride_hk", "stride_sn", "stride_sb", "stride_mn", "stride_mb", "stride_tn",
+        "stride_tb",
     ]
 )  # fmt: skip
 def _gemv_kernel(
     x_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, b_ptr, y_ptr, p_ptr,
     M, N, K,
-    stride_xm, stride_xk, stride_ln, stride_hn, stride_sn, stride_sb, stride_mn, stride_mb,
-    stride_tn, stride_tb, stride_ym, stride_yn,
+    stride_xm, stride_xk, stride_ln, stride_hn, stride_hk, stride_sn, stride_sb, stride_mn,
+    stride_mb, stride_tn, stride_tb, stride_ym, stride_yn,
     LOW: tl.constexpr, HIGH: tl.constexpr, CODES: tl.constexpr, OFFSET: tl.constexpr,
     SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, SUB_OFFSET: tl.constexpr,
     SUB: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -253,7 +255,9 @@ def _gemv_kernel(
     words = ()
     scales = ()
     if AHEAD == 1:
-        words = _fetch_words(low_ptrs, high_ptrs, first, end, K, LOW, HIGH, W, UNITS, EVEN, FLIPPED)
+        words = _fetch_words(
+            low_ptrs, high_ptrs, first, end, K, stride_hk, LOW, HIGH, W, UNITS, EVEN, FLIPPED
+        )
     if AHEAD > 0:
         scales = _fetch_scales(
             s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, first, end, K, stride_sb, stride_mb, stride_tb,
@@ -265,8 +269,8 @@ def _gemv_kernel(
         now_w = words
         now_s = scales
         found_w = _fetch_words(
-            low_ptrs, high_ptrs, step + 1 if AHEAD == 1 else step, end, K, LOW, HIGH, W, UNITS,
-            EVEN, FLIPPED,
+            low_ptrs, high_ptrs, step + 1 if AHEAD == 1 else step, end, K, stride_hk, LOW, HIGH, W,
+            UNITS, EVEN, FLIPPED,
         )  # fmt: skip
         found_s = _fetch_scales(
             s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, step + 1 if AHEAD > 0 else step, end, K,
@@ -432,7 +436,7 @@ def launch_gemv(
         scales if minimums is None else minimums, scales if subs is None else subs,
         scales if bias is None else bias, y, partials,
         m, n, k,
-        *x.stride(), weight.low.stride(0), 0 if high is None else high.stride(0),
+        *x.stride(), weight.low.stride(0), *((0, 1) if high is None else high.stride()),
         *scales.stride(), *(scales if minimums is None else minimums).stride(),
         *(scales if subs is None else subs).stride(), *y.stride(),
         LOW=form.low.bits, HIGH=form.high_bits, CODES=form.codes, OFFSET=form.offset,
