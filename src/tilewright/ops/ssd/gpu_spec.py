@@ -77,10 +77,10 @@ def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> Results:
     from tilewright.ops.ssd.gpu import gpu_scan
-    from tilewright.ops.ssd.spec import operands, results
+    from tilewright.ops.ssd.spec import chunk_of, operands, results
 
     args = operands(inputs)
-    gpu_scan(args, None, tile)
+    gpu_scan(args, None if tile is not None else chunk_of(inputs.case), tile)
     return results(args)
 
 

@@ -72,12 +72,12 @@ def _span(cu_ptr, L, H, NC, SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.
 def _loader(
     x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, xs, bs, cs, cbs, sums, steps, full,
     empty, cu_ptr, L, H, P, G, NC, SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr, MADE: gl.constexpr,
 ):  # fmt: skip
     """One warp: all of a chunk, as buffers become free."""
     h, seq, segment, start, end, slot = _span(cu_ptr, L, H, NC, SEGMENTS, PACKED, Q)
     g = h // (H // G)
-    BYTES: gl.constexpr = (64 * Q + 2 * Q * N + Q * Q) * 2 + 2 * Q * 4
+    BYTES: gl.constexpr = (64 * Q + 2 * Q * N + (1 - MADE) * Q * Q) * 2 + 2 * Q * 4
     column = h * P + gl.program_id(1) * 64
     count = (end - start + Q - 1) // Q
     for t in range(count):
@@ -87,7 +87,8 @@ def _loader(
         mbarrier.expect(bar, BYTES)
         row = start + t * Q
         tma_load(c_desc, [row, g * N], bar, cs.index(stage))
-        tma_load(cb_desc, [((slot + t) * G + g) * Q, 0], bar, cbs.index(stage))
+        if not MADE:
+            tma_load(cb_desc, [((slot + t) * G + g) * Q, 0], bar, cbs.index(stage))
         tma_load(sums_desc, [(slot + t) * H + h, 0], bar, sums.index(stage))
         tma_load(steps_desc, [(slot + t) * H + h, 0], bar, steps.index(stage))
         tma_load(x_desc, [row, column], bar, xs.index(stage))
@@ -96,11 +97,13 @@ def _loader(
 
 @gluon.jit
 def _masker(
-    cbs, sums, steps, ms, full, mfull, mempty, d_ptr, stride_dh, cu_ptr, L, H, NC,
+    bs, cs, cbs, sums, steps, ms, weights, grown, full, mfull, mempty, d_ptr, sums_ptr, units_ptr,
+    stride_dh, cu_ptr, L, H, NC,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, STAGES: gl.constexpr,
-    D: gl.constexpr, DTYPE: gl.constexpr, TILE: gl.constexpr,
+    MADE: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: M of every chunk, two ahead of the walker at most."""
+    """Four warps: M of every chunk, the weights of its x and the growth of its y, two chunks ahead
+    of the walker at most."""
     h, seq, segment, start, end, slot = _span(cu_ptr, L, H, NC, SEGMENTS, PACKED, Q)
     i = gl.arange(0, Q, gl.SliceLayout(1, TILE))
     j = gl.arange(0, Q, gl.SliceLayout(0, TILE))
@@ -109,27 +112,68 @@ def _masker(
         d = gl.load(d_ptr + h * stride_dh).to(gl.float32)
         diagonal = i[:, None] == j[None, :]
     count = (end - start + Q - 1) // Q
+    line = slot.to(gl.int64) * H + h
+    last, unit = _scalars(sums_ptr + line * Q, units_ptr + line, count > 0, Q, DTYPE)
     for t in range(count):
         stage = t % STAGES
         half = t % 2
+        line += H
+        after, next_unit = _scalars(sums_ptr + line * Q, units_ptr + line, t + 1 < count, Q, DTYPE)
         mbarrier.wait(full.index(stage), (t // STAGES) & 1)
+        if MADE:
+            m = gl.zeros((Q, Q), gl.float32, TILE)
+            b = bs.index(stage).permute((1, 0))
+            m = warpgroup_mma(cs.index(stage), b, m, use_acc=False, is_async=True)
         sums_j = sums.index(stage).load(TILE)
         sums_i = sums.index(stage).permute((1, 0)).load(TILE)
         steps_j = steps.index(stage).load(TILE)
-        cb = cbs.index(stage).load(TILE).to(gl.float32)
-        m = gl.exp2(gl.minimum(sums_i - sums_j, 0.0)) * steps_j
-        m = gl.where(below, cb * m, 0.0)
+        decays = gl.exp2(gl.minimum(sums_i - sums_j, 0.0)) * steps_j
+        weight = gl.exp2(gl.minimum(last - sums_j, 0.0)) * steps_j
+        if DTYPE == gl.float16:
+            weight = weight * (1.0 / unit)
+        growth = gl.exp2(sums_j)
+        if MADE:
+            m = warpgroup_mma_wait(0, [m])
+        else:
+            m = cbs.index(stage).load(TILE).to(gl.float32)
+        m = gl.where(below, m * decays, 0.0)
         if D == "head":
             m = gl.where(diagonal, m + d, m)
         mbarrier.wait(mempty.index(half), (t // 2) & 1)
         ms.index(half).store(m.to(DTYPE))
+        weights.index(half).store(weight)
+        grown.index(half).store(growth)
         fence_async_shared()
         mbarrier.arrive(mfull.index(half), count=1)
+        last = after
+        unit = next_unit
+
+
+@gluon.jit
+def _scalars(sums_ptr, unit_ptr, is_there, Q: gl.constexpr, DTYPE: gl.constexpr):
+    """A chunk's last sum; and its unit, where float16 holds too few small numbers without."""
+    last = gl.load(sums_ptr + Q - 1, mask=is_there, other=0.0)
+    unit = 1.0
+    if DTYPE == gl.float16:
+        unit = gl.load(unit_ptr, mask=is_there, other=1.0)
+    return last, unit
+
+
+@gluon.jit
+def _prepared(x, b, weights, left, Q: gl.constexpr, DTYPE: gl.constexpr, A_S: gl.constexpr,
+              ROWS: gl.constexpr):  # fmt: skip
+    """x^T with its weights, as the left operand of the state's product."""
+    if left < Q:
+        keep = (gl.arange(0, Q, gl.SliceLayout(1, ROWS)) < left)[:, None]
+        x.store(gl.where(keep, x.load(ROWS), 0.0).to(DTYPE))
+        b.store(gl.where(keep, b.load(ROWS), 0.0).to(DTYPE))
+        fence_async_shared()
+    return (x.permute((1, 0)).load(A_S).to(gl.float32) * weights.load(A_S)).to(DTYPE)
 
 
 @gluon.jit
 def _walker(
-    y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, sums, steps, ms,
+    y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, ms, weights, grown,
     full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh,
     stride_zb, stride_zl, stride_zh, stride_zp,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
@@ -153,7 +197,7 @@ def _walker(
     offs_s = state_p[:, None] * N + state_n[None, :]
     mask_s = (state_p < P)[:, None] & (state_n >= 0)[None, :]
     if HAS_ENTER:
-        at = (gl.program_id(0).to(gl.int64) // H * H + h) * P * N
+        at = gl.program_id(0).to(gl.int64) * P * N
         state = gl.load(enter_ptr + at + offs_s, mask=mask_s, other=0.0)
     out_p = first_p + gl.arange(0, 64, gl.SliceLayout(1, OUT))
     out_i = gl.arange(0, Q, gl.SliceLayout(0, OUT))
@@ -168,55 +212,37 @@ def _walker(
         offs_z = out_p[:, None] * stride_zp + out_i[None, :] * stride_zl
     if D == "full":
         d = gl.load(d_ptr + h * stride_dh + out_p, mask=out_p < P, other=0.0).to(gl.float32)
-    sums_ptr += (slot.to(gl.int64) * H + h) * Q + (Q - 1)
     count = (end - start + Q - 1) // Q
-    last = gl.load(sums_ptr, mask=count > 0, other=0.0)
-    unit = 1.0
-    if DTYPE == gl.float16:  # which holds few small numbers: the products' unit
-        units_ptr += slot.to(gl.int64) * H + h
-        unit = gl.load(units_ptr, mask=count > 0, other=1.0)
+    line = slot.to(gl.int64) * H + h
+    last, unit = _scalars(sums_ptr + line * Q, units_ptr + line, count > 0, Q, DTYPE)
+    mbarrier.wait(full.index(0), 0, pred=count > 0)
+    mbarrier.wait(mfull.index(0), 0, pred=count > 0)
+    scaled = _prepared(xs.index(0), bs.index(0), weights.index(0), end - start, Q, DTYPE, A_S, ROWS)
     for t in range(count):
         stage = t % STAGES
         half = t % 2
         left = end - start - t * Q
-        sums_ptr += H * Q
-        after = gl.load(sums_ptr, mask=t + 1 < count, other=0.0)
-        next_unit = unit
-        if DTYPE == gl.float16:
-            units_ptr += H
-            next_unit = gl.load(units_ptr, mask=t + 1 < count, other=1.0)
-        mbarrier.wait(full.index(stage), (t // STAGES) & 1)
-        x = xs.index(stage)
-        b = bs.index(stage)
-        if left < Q:
-            row = gl.arange(0, Q, gl.SliceLayout(1, ROWS))
-            keep = (row < left)[:, None]
-            x.store(gl.where(keep, x.load(ROWS), 0.0).to(DTYPE))
-            b.store(gl.where(keep, b.load(ROWS), 0.0).to(DTYPE))
-            fence_async_shared()
-        entered = gl.convert_layout(state.to(DTYPE), A_Y)
-        y = gl.zeros((64, Q), gl.float32, ACC_Y)
-        c = cs.index(stage).permute((1, 0))
-        y = warpgroup_mma(entered, c, y, use_acc=False, is_async=True)
-        grown = gl.exp2(sums.index(stage).load(ACC_Y))
-        weight = gl.exp2(gl.minimum(last - sums.index(stage).load(A_S), 0.0))
-        weight = weight * steps.index(stage).load(A_S)
-        if DTYPE == gl.float16:
-            weight = weight * (1.0 / unit)
-        scaled = (x.permute((1, 0)).load(A_S).to(gl.float32) * weight).to(DTYPE)
-        y = warpgroup_mma_wait(0, [y])
-        y = y * grown
+        line += H
+        after, next_unit = _scalars(sums_ptr + line * Q, units_ptr + line, t + 1 < count, Q, DTYPE)
         kept = gl.exp2(last)
         if DTYPE == gl.float16:
             kept = kept / unit
+        x = xs.index(stage)
+        entered = gl.convert_layout(state.to(DTYPE), A_Y)
         state = state * kept
-        last = after
-        mbarrier.wait(mfull.index(half), (t // 2) & 1)
-        m = ms.index(half).permute((1, 0))
-        y = warpgroup_mma(x.permute((1, 0)), m, y, is_async=True)
-        state = warpgroup_mma(scaled, b, state, is_async=True)
-        y = warpgroup_mma_wait(1, [y])
+        growth = grown.index(half).load(ACC_Y)
+        # Three products side by side: nothing touches their sums until they are done, or ptxas
+        # would run them one after the other; and what is multiplied is held until then.
+        y = gl.zeros((64, Q), gl.float32, ACC_Y)
+        own = gl.zeros((64, Q), gl.float32, ACC_Y)
+        y = warpgroup_mma(entered, cs.index(stage).permute((1, 0)), y, use_acc=False, is_async=True)
+        own = warpgroup_mma(
+            x.permute((1, 0)), ms.index(half).permute((1, 0)), own, use_acc=False, is_async=True
+        )
+        state = warpgroup_mma(scaled, bs.index(stage), state, is_async=True)
+        y, own, entered = warpgroup_mma_wait(1, [y, own, entered])
         mbarrier.arrive(mempty.index(half), count=1)
+        y = y * growth + own
         mask_y = (out_p < P)[:, None] & (out_i < left)[None, :]
         if HAS_Z or D == "full":
             out = gl.convert_layout(y, OUT)
@@ -230,9 +256,21 @@ def _walker(
         else:
             gl.store(y_ptr + offs_y, gl.convert_layout(y.to(DTYPE), OUT), mask=mask_y)
         y_ptr += Q * H * P
-        state = warpgroup_mma_wait(0, [state])
+        # The next chunk's x is made ready while the state's product runs.
+        ahead = t + 1
+        stage_ahead = ahead % STAGES
+        half_ahead = ahead % 2
+        mbarrier.wait(full.index(stage_ahead), (ahead // STAGES) & 1, pred=ahead < count)
+        mbarrier.wait(mfull.index(half_ahead), (ahead // 2) & 1, pred=ahead < count)
+        scaled_ahead = _prepared(
+            xs.index(stage_ahead), bs.index(stage_ahead), weights.index(half_ahead),
+            gl.where(ahead < count, left - Q, Q), Q, DTYPE, A_S, ROWS,
+        )  # fmt: skip
+        state, scaled = warpgroup_mma_wait(0, [state, scaled])
+        scaled = scaled_ahead
         if DTYPE == gl.float16:
             state = state * unit
+        last = after
         unit = next_unit
         mbarrier.arrive(empty.index(stage), count=1)
     if segment == SEGMENTS - 1:
@@ -247,18 +285,23 @@ def _walk_hopper_kernel(
     stride_zb, stride_zl, stride_zh, stride_zp,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr, D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
-    ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
-    TILE: gl.constexpr, REGISTERS: gl.constexpr,
+    MADE: gl.constexpr, ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr,
+    ROWS: gl.constexpr, TILE: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """64 channels of one head over one segment."""
     DTYPE: gl.constexpr = x_desc.dtype
     xs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, 64], x_desc.layout)
     bs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], b_desc.layout)
     cs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], c_desc.layout)
-    cbs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, Q], cb_desc.layout)
+    if MADE:
+        cbs = cs
+    else:
+        cbs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, Q], cb_desc.layout)
     ms = gl.allocate_shared_memory(DTYPE, [2, Q, Q], cb_desc.layout)
     sums = gl.allocate_shared_memory(gl.float32, [STAGES, 1, Q], sums_desc.layout)
     steps = gl.allocate_shared_memory(gl.float32, [STAGES, 1, Q], steps_desc.layout)
+    weights = gl.allocate_shared_memory(gl.float32, [2, 1, Q], sums_desc.layout)
+    grown = gl.allocate_shared_memory(gl.float32, [2, 1, Q], sums_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -273,18 +316,19 @@ def _walk_hopper_kernel(
     gl.warp_specialize(
         [
             (_walker, (
-                y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, sums,
-                steps, ms, full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh, stride_zb,
-                stride_zl, stride_zh, stride_zp, SEGMENTS, PACKED, Q, N, STAGES, D, HAS_Z,
-                HAS_ENTER, DTYPE, ACC_Y, ACC_S, OUT, ROWS,
+                y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, ms,
+                weights, grown, full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh,
+                stride_zb, stride_zl, stride_zh, stride_zp, SEGMENTS, PACKED, Q, N, STAGES, D,
+                HAS_Z, HAS_ENTER, DTYPE, ACC_Y, ACC_S, OUT, ROWS,
             )),
             (_masker, (
-                cbs, sums, steps, ms, full, mfull, mempty, d_ptr, stride_dh, cu_ptr, L, H, NC,
-                SEGMENTS, PACKED, Q, STAGES, D, DTYPE, TILE,
+                bs, cs, cbs, sums, steps, ms, weights, grown, full, mfull, mempty, d_ptr, sums_ptr,
+                units_ptr, stride_dh, cu_ptr, L, H, NC, SEGMENTS, PACKED, Q, STAGES, MADE, D,
+                DTYPE, TILE,
             )),
             (_loader, (
                 x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, xs, bs, cs, cbs, sums,
-                steps, full, empty, cu_ptr, L, H, P, G, NC, SEGMENTS, PACKED, Q, N, STAGES,
+                steps, full, empty, cu_ptr, L, H, P, G, NC, SEGMENTS, PACKED, Q, N, STAGES, MADE,
             )),
         ],
         [4, 1],
@@ -293,13 +337,16 @@ def _walk_hopper_kernel(
 
 
 @functools.cache
-def _layouts(d_state: int) -> dict[str, Any]:
+def _layouts(d_state: int, made: bool) -> dict[str, Any]:
+    tile = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    if made:
+        tile = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     return {
+        "TILE": tile,
         "ACC_Y": gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]),
         "ACC_S": gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d_state, 16]),
         "OUT": gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]),
         "ROWS": gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]),
-        "TILE": gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]),
     }
 
 
@@ -331,7 +378,7 @@ def launch_walk_hopper(
     steps: torch.Tensor,
     sums: torch.Tensor,
     units: torch.Tensor,
-    cb: torch.Tensor,
+    cb: torch.Tensor | None,
     enter: torch.Tensor | None,
     *,
     segments: int,
@@ -342,7 +389,7 @@ def launch_walk_hopper(
     Args:
         args: that `serves`.
         steps, sums, units: as `launch_prepare` leaves them, of `slots` slots.
-        cb: as `launch_products` leaves it, in one block a chunk.
+        cb: as `launch_products` leaves it, in one block a chunk; None to make the products here.
         enter: as of `triton_walk.launch_walk`.
     """
     x, z, d, packed = args.x, args.z, args.D, args.cu_seqlens is not None
@@ -369,7 +416,7 @@ def launch_walk_hopper(
     _walk_hopper_kernel[(heads * args.sequences * segments, triton.cdiv(args.head_dim, _ROWS))](
         tokens(x, heads * args.head_dim, _ROWS), tokens(args.B, args.groups * n, n),
         tokens(args.C, args.groups * n, n),
-        descriptor(cb, [products, CHUNK], [CHUNK, 1], [CHUNK, CHUNK]),
+        descriptor(args.y if cb is None else cb, [products, CHUNK], [CHUNK, 1], [CHUNK, CHUNK]),
         descriptor(sums, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
         descriptor(steps, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
         args.y, x if z is None else z, sums if d is None else d, sums, units,
@@ -379,6 +426,7 @@ def launch_walk_hopper(
         0 if d is None else d.stride(0), *(x if z is None else z).stride(),
         SEGMENTS=segments, PACKED=packed, Q=CHUNK, N=n, STAGES=num_stages,
         D="none" if d is None else "head" if d.dim() == 1 else "full",
-        HAS_Z=z is not None, HAS_ENTER=enter is not None, REGISTERS=_REGISTERS, **_layouts(n),
+        HAS_Z=z is not None, HAS_ENTER=enter is not None, REGISTERS=_REGISTERS, **_layouts(n, cb is None),
+        MADE=cb is None,
         num_warps=4,
     )  # fmt: skip

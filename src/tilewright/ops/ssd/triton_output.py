@@ -181,13 +181,16 @@ def launch_products(
     """Write C B^T of every chunk and group, [slots, G, chunk, chunk] in the dtype of x, as far as
     it is read."""
     packed = args.cu_seqlens is not None
+    if args.x.dtype == torch.float32:  # without matrix units a thread holds whole rows
+        block = 16
     grid = (slots, args.groups, (chunk // block) ** 2)
     _products_kernel[grid](
         args.B, args.C, args.cu_seqlens if packed else cb, cb,
         args.length, args.d_state, args.sequences, max(1, triton.cdiv(args.length, chunk)),
         args.groups, *args.B.stride(), *args.C.stride(),
         CHUNK=chunk, BLOCK=block, BLOCK_N=max(16, triton.next_power_of_2(args.d_state)),
-        PACKED=packed, INTERPRET=INTERPRETED, num_warps=8 if block >= 128 else 4, num_stages=1,
+        PACKED=packed, INTERPRET=INTERPRETED, num_stages=1,
+        num_warps=8 if block >= 128 or args.x.dtype == torch.float32 else 4,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@
     "five"        prepare, products, states of each chunk, pass, output
     "fused"       prepare, states of each sequence, output with products of its own
     "persistent"  prepare, [states of each segment, pass,] walk
-    "hopper"      prepare, products, [states of each segment, pass,] walk with TMA and wgmma
+    "hopper"      prepare, [states of each segment, pass,] walk with TMA and wgmma
 
 "hopper" reads x, B and C through TMA. Where they do not lie as it needs them
 (`hopper_walk.serves`), the walk of "persistent" takes its place, in the same chunks and segments.
@@ -58,7 +58,6 @@ def _arrays(args: ScanArgs, tile: Tile) -> dict[str, int]:
         floats["products"] = products
         return floats
     if tile.algorithm == "hopper":
-        floats["products"] = products
         floats["units"] = slots * args.heads
     if tile.algorithm in ("persistent", "hopper") and tile.segments > 1:
         floats["added"] = args.sequences * tile.segments * state
@@ -117,10 +116,8 @@ def launch_scan(args: ScanArgs, tile: Tile, workspace: Workspace) -> None:
         if tile.algorithm == "hopper" and _has_tma(args):
             from tilewright.ops.ssd.hopper_walk import launch_walk_hopper
 
-            cb = part["products"].view(args.x.dtype)
-            launch_products(args, slots, cb, chunk=chunk, block=chunk)
             launch_walk_hopper(
-                args, slots, steps, sums, part["units"], cb, enter, segments=tile.segments,
+                args, slots, steps, sums, part["units"], None, enter, segments=tile.segments,
                 num_stages=tile.num_stages,
             )  # fmt: skip
         else:
@@ -131,20 +128,20 @@ def launch_scan(args: ScanArgs, tile: Tile, workspace: Workspace) -> None:
         return
     enter = part["enter"].view(args.x.dtype)
     states = {
-        "chunk": chunk, "block_t": min(tile.block, 64), "block_p": tile.block_p,
+        "chunk": chunk, "block_t": tile.block, "block_p": tile.block_p,
         "block_n": tile.block_n, "num_stages": tile.num_stages, "fault": fault,
     }  # fmt: skip
-    cb = None
+    products: torch.Tensor | None = None
     if tile.algorithm == "five":
-        cb = part["products"].view(args.x.dtype)
-        launch_products(args, slots, cb, chunk=chunk, block=tile.block)
+        products = part["products"].view(args.x.dtype)
+        launch_products(args, slots, products, chunk=chunk, block=tile.block)
         launch_states(args, "chunk", slots, steps, sums, part["added"], part["logs"], **states)
         launch_pass(args, part["added"], part["logs"], enter, chunk=chunk, segments=0, fault=fault)
     else:
         launch_states(args, "walk", args.sequences, steps, sums, enter, None, **states)
     launch_output(
-        args, slots, steps, sums, enter, cb, chunk=chunk, block=tile.block, block_p=tile.block_p,
-        heads=tile.heads, **options,
+        args, slots, steps, sums, enter, products, chunk=chunk, block=tile.block,
+        block_p=tile.block_p, heads=tile.heads, **options,
     )  # fmt: skip
 
 

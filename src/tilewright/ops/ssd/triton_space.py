@@ -63,18 +63,15 @@ def _is_blocked(tile: Tile) -> bool:
 def smem_bytes(tile: Tile, problem: Problem) -> int:
     """An upper bound of the shared memory that the largest kernel of a tile allots."""
     size, n, ahead = _itemsize(problem), _power(problem.K), max(1, tile.num_stages)
-    if _is_hopper(tile):  # x, B, C and C B^T of each chunk ahead; two M; y on its way; barriers
+    if _is_hopper(tile):  # x, B and C of each chunk ahead; two M; y on its way; vectors, barriers
         q = tile.chunk
-        return int(
-            ahead * (2 * (2 * q * q + 2 * q * n) + 8 * q) + 4 * q * q + 4 * q * (q + 8) + 512
-        )
+        return int(ahead * (2 * (q * q + 2 * q * n) + 8 * q) + 8 * q * q + 16 * q + 256)
     p, q = tile.block_p, tile.chunk
     if _is_walk(tile):
         loads = ahead * (2 * q * n + q * p) * size + 24 * q * ahead
         return int(loads + (p * n + q * q + 2 * p * q) * size)
     q = tile.block
-    rows = min(q, 64)
-    states = ahead * rows * (p + tile.block_n) * size + (p * rows + p * tile.block_n) * 4
+    states = ahead * q * (p + tile.block_n) * size + (p * q + p * tile.block_n) * 4
     whole = tile.algorithm == "fused" and tile.chunk == q
     each = p * n + q * p if whole else q * p + q * (n if tile.algorithm == "fused" else q)
     output = (2 * q * n + p * n + ahead * each + q * q + q * p) * size + 16 * q * ahead
@@ -119,11 +116,12 @@ def _fits_registers(tile: Tile, problem: Problem) -> bool:
     half = problem.act_dtype != "float32"
     most = 64 if problem.arch.startswith("gfx1") else 128
     if not half:
-        most //= 2
+        most = 2 if problem.arch.startswith("gfx1") else 64
     n, p = _power(problem.K), tile.block_p
     if _is_walk(tile):
         return bool(p * n + p * tile.chunk + tile.chunk**2 <= most * threads)
-    states = p * tile.block_n <= most // 2 * _WARPS_OF_STATES * lanes
+    of_states = most // 2 if half else 16
+    states = p * tile.block_n <= of_states * _WARPS_OF_STATES * lanes
     return bool(states and tile.block * (tile.block + p) <= most * threads)
 
 
@@ -153,8 +151,8 @@ RULES = (
     ),
     Rule(
         "registers",
-        "sums that are alive together must fit a thread's registers: 128 numbers, 64 on RDNA, and "
-        "half of that in float32, where operands take twice the room",
+        "sums that are alive together must fit a thread's registers: 128 numbers, 64 on RDNA; in "
+        "float32, where operands are multiplied from registers, 64 and 2",
         _fits_registers,
     ),
 )
@@ -176,12 +174,14 @@ def _choices(problem: Problem) -> Iterator[Tile]:
     """Tiles for `problem`, the best first; one of them at least obeys the rules."""
     amd = problem.arch.startswith("gfx")
     if problem.act_dtype != "float32":
+        yield Tile.of("hopper", chunk=64, segments=1, num_stages=4)
         if amd:
             yield _output(problem, "five", 128, 64, 1, 4, 1, block_n=64)
         else:
-            yield _output(problem, "fused", 128, 128, 8, 8, 2)
+            yield _output(problem, "fused", 64, 64, 8, 4, 3)
             yield _output(problem, "fused", 64, 64, 8, 4, 2)
-    for block, p in ((64, 64), (32, 64), (32, 32), (16, 16)):
+        yield _output(problem, "five", 128, 64, 1, 4, 1, block_p=64, block_n=64)
+    for block, p in ((32, 32), (16, 16)):
         yield _output(problem, "five", 128, block, 1, 4, 1, block_p=p, block_n=max(32, p))
     yield _output(problem, "five", 128, 16, 1, 8, 1, block_p=16, block_n=16)
 

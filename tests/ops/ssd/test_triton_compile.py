@@ -1,0 +1,112 @@
+"""ssd's kernels compiled for chips that are not here; a process of its own compiles them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.ops.contract import Case
+from tilewright.ops.ssd.triton_space import TRITON_SPACE, smem_bytes
+from tilewright.tiles.tile import Problem, Tile
+
+# Looked for, not imported: this process is the interpreter's.
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
+    )
+
+SCRIPT = Path(__file__).with_name("compile_ssd.py")
+ARCHS = ("sm_90", "sm_80", "gfx90a", "gfx942", "gfx1151")
+HOPPER = Tile.of("hopper", chunk=64, segments=1, num_stages=4)
+
+
+def problem_of(job: dict[str, Any]) -> Problem:
+    p = job.get("p", 64)
+    dtype = job.get("dtype", "bfloat16")
+    return Case("ssd", f"p{p}", dtype, 4096, 32 * p, job.get("n", 128), 16).problem(job["arch"])
+
+
+def job(arch: str, tile: Tile | None = None, **more: Any) -> dict[str, Any]:
+    """A scan of 32 heads in 2 groups; the default tile, or the one given."""
+    made = {"arch": arch, **more}
+    return {**made, "tile": tile or TRITON_SPACE.default(problem_of(made))}
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    **{f"{arch} bf16": job(arch) for arch in ARCHS},
+    **{f"{arch} fp16 P=80": job(arch, dtype="float16", p=80, gate=True) for arch in ARCHS},
+    **{f"{arch} fp32": job(arch, dtype="float32", packed=True) for arch in ("sm_90", "gfx1151")},
+    **{f"{arch} N=256": job(arch, n=256, initial=True) for arch in ("sm_90", "gfx90a")},
+    "hopper": job("sm_90", HOPPER),
+    "hopper packed": job(
+        "sm_90", HOPPER.replace(segments=2), dtype="float16", packed=True, gate=True, wide=True
+    ),
+    "hopper N=64": job("sm_90", HOPPER, n=64, initial=True),
+    "step sm_90": {"arch": "sm_90", "tile": "step"},
+    "step gfx90a": {"arch": "gfx90a", "tile": "step"},
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every job's result, from one process: starting it costs more than a kernel."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    jobs = {
+        name: {**job, "tile": job["tile"].as_dict() if job["tile"] != "step" else "step"}
+        for name, job in JOBS.items()
+    }
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), env=environment,
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+by_job = pytest.mark.parametrize("name", JOBS)
+
+
+@by_job
+def test_it_compiles_and_does_not_spill(compiled, name):
+    assert compiled[name]["error"] == ""
+    assert {k["kernel"]: k["spilled"] for k in compiled[name]["kernels"] if k["spilled"]} == {}
+
+
+@by_job
+def test_no_product_waits_for_the_one_before(compiled, name):
+    assert [k["kernel"] for k in compiled[name]["kernels"] if k["serialized"]] == []
+
+
+@pytest.mark.parametrize("name", [n for n in JOBS if "step" not in n and "fp32" not in n])
+def test_it_multiplies_on_matrix_units(compiled, name):
+    unit = {"gfx1": "v_wmma_f32", "gfx9": "v_mfma_f32", "sm_8": "mma.sync", "sm_9": "wgmma"}
+    wanted = unit[JOBS[name]["arch"][:4]]
+    found = {k["kernel"]: k["matrix"] for k in compiled[name]["kernels"]}
+    others = {"_prepare_kernel", "_pass_kernel"}
+    assert [k for k, m in found.items() if k not in others and not m.startswith(wanted)] == []
+
+
+@pytest.mark.parametrize("name", [n for n in JOBS if "step" not in n])
+def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
+    made = JOBS[name]
+    TRITON_SPACE.check(made["tile"], problem_of(made))
+    most = smem_bytes(made["tile"], problem_of(made))
+    assert max(k["shared_bytes"] for k in compiled[name]["kernels"]) <= most
+
+
+def test_hopper_runs_its_own_kernel(compiled):
+    names = [k["kernel"] for k in compiled["hopper packed"]["kernels"]]
+    assert names == ["_prepare_kernel", "_states_kernel", "_pass_kernel", "_walk_hopper_kernel"]
+
+
+def test_a_planted_fault_leaves_no_trace_in_the_right_kernel(compiled):
+    assert not any(k["mentions_fault"] for k in compiled["sm_90 bf16"]["kernels"])
