@@ -104,7 +104,7 @@ def scan_sigma(operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.
             variance, of_y[row, first + t] = _advance(
                 sums, at, C[t], windows[t], steps[row, first + t] * A, r, terms, unit
             )
-            ys[row, first + t] = torch.bmm(at.state, C[t][:, :, None])[..., 0]
+            ys[row, first + t] = _with_C(at.state, C[t])
         leaving.append(variance)
     states = torch.stack(leaving) if leaving else torch.zeros(0, len(heads), x.shape[3], n)
     return _finished(of_y, ys, o, x, heads), states.double().sqrt() + _TINY
@@ -148,15 +148,19 @@ def _advance(
     e2 = (unit / _UNIT) ** 2
     variance = (variance + 2.0 * e2 * sums.squares) * (_UNIT**2 / 3)
 
-    C2 = (C**2)[:, :, None]
-    y2 = torch.bmm(at.state, C[:, :, None])[..., 0] ** 2
-    carried_y = at.decay[:, None] * torch.bmm(at.before, C[:, :, None])[..., 0]
-    both_y = torch.bmm(both, C2)[..., 0]
-    of_y = (C.shape[1] + terms + _FEW) * (both_y + y2)
+    C2 = C**2
+    y2 = _with_C(at.state, C) ** 2
+    carried_y = at.decay[:, None] * _with_C(at.before, C)
+    of_y = (C.shape[1] + terms + _FEW) * (_with_C(both, C2) + y2)
     of_y += (tree + sums.common)[:, None] * carried_y**2
     if unit:
-        of_y += e2 * torch.bmm(3.0 * sums.squares + state2, C2)[..., 0]
-    return variance, torch.bmm(variance, C2)[..., 0] + of_y * (_UNIT**2 / 3)
+        of_y += e2 * _with_C(3.0 * sums.squares + state2, C2)
+    return variance, _with_C(variance, C2) + of_y * (_UNIT**2 / 3)
+
+
+def _with_C(state: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
+    """[h, P] of [h, P, N] and [h, N]. No library's product, whose threads would cost more."""
+    return (state * C[:, None, :]).sum(dim=2)
 
 
 def _finished(

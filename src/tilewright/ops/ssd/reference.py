@@ -135,7 +135,7 @@ def ssd_reference(
         B_row, C_row = (m[row, of_row][:, group].double() for m in (B, C))
         for at in token_moments(x_row, steps[row, of_row], A, B_row, state):
             state = at.state
-            y[row, first + at.token] = torch.bmm(state, C_row[at.token][:, :, None])[:, :, 0]
+            y[row, first + at.token] = (state * C_row[at.token][:, None, :]).sum(dim=2)
         states.append(state)
     x = x[:, :, chosen].double()
     if D is not None:
