@@ -1,0 +1,433 @@
+"""ssd, the scan of Mamba-2, on one NVIDIA GPU against mamba_ssm's Triton kernels.
+
+    python benchmarks/gpu/ssd.py                            everything, against published figures
+    python benchmarks/gpu/ssd.py --peer FOLDER              with mamba_ssm's kernels as arms
+    python benchmarks/gpu/ssd.py --part scan --tile a='fused(chunk=128, ...)'   an arm more
+    python benchmarks/gpu/ssd.py --part chunks              a sweep of the chunk size
+
+Parts: "scan" times layers of three models at 4096 and 16384 tokens; "length" one of them up to
+131072 tokens; "chunks" the plan of five kernels at every chunk size; "step" one token of 64
+sequences.
+
+x, B, C and dt are views of one projection, as a model has them. Every arm is checked first against
+the float64 recurrence, token after token on the GPU (`ssd_reference`): a plain call, then a CUDA
+graph replayed over NaN, and the graph's outputs once more after timing. The L2 is flushed before
+each launch. Arms run in common blocks, in random position-balanced order, the first arm twice: the
+control.
+
+Exit codes: 0 every measured bar holds, 1 nothing was measured, 4 a bar was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(_HERE), str(_HERE.parent)]
+
+from bars import BANDWIDTH, Bar, bars_text, median_us, ratio  # noqa: E402
+from device import describe, versions  # noqa: E402
+from record import RESULTS, origin, write  # noqa: E402
+
+PARTS = ("scan", "length", "chunks", "step")
+LAYERS = {
+    "nemotron-h-8b": (128, 64, 128, 8),
+    "nemotron-nano-9b": (128, 80, 128, 8),
+    "mamba2-2.7b": (80, 64, 128, 1),
+}
+"""Heads, head dimension, state, groups."""
+
+MAMBA_SSM = {
+    "nemotron-h-8b": {4096: 427.0, 16384: 1140.0},
+    "nemotron-nano-9b": {16384: 1524.0},
+    "mamba2-2.7b": {16384: 695.0},
+}
+"""Microseconds of mamba_ssm's kernels in bfloat16 on an H200, the best of chunks of 64, 128, 256:
+measured apart, for where they are no arm."""
+
+_ERRORS = {"float16": 1e-3, "bfloat16": 6e-3}
+_WRONG = 0.05  # a relative error above this is no rounding: the arm is not timed
+_PEER_CHUNKS = (128, 256)
+_SWEEP = (64, 128, 192, 256, 512)
+
+
+class Case(NamedTuple):
+    """A layer at a length; of "step", a batch of sequences at one token."""
+
+    part: str
+    layer: str
+    tokens: int
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.part}-{self.layer}-L{self.tokens}-{self.dtype}"
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all of them")
+    parser.add_argument("--peer", type=Path, help="folder of mamba_ssm's Triton kernels")
+    parser.add_argument("--tile", action="append", default=[], metavar="NAME=TILE")
+    parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--dtypes", default="bfloat16,float16")
+    parser.add_argument("--blocks", type=int, default=8, help="paired blocks, at least 6")
+    parser.add_argument("--readings", type=int, default=3, help="a sample is their median")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument("--jobs", type=int, default=min(14, os.cpu_count() or 1),
+                        help="processes that compile before anything is timed")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
+    parser.add_argument("--name", default="h200-ssd", help="of the result file, after the date")
+    args = parser.parse_args(words)
+    if args.blocks < 6:
+        parser.error(f"--blocks is {args.blocks}; fewer than 6 cannot be significant")
+    strange = sorted(set(args.layers.split(",")) - set(LAYERS))
+    if strange:
+        parser.error(f"--layers names {strange}; known are {', '.join(LAYERS)}")
+    args.tiles = dict(text.partition("=")[::2] for text in args.tile)
+    return args
+
+
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    layers, dtypes = args.layers.split(","), args.dtypes.split(",")
+    wanted = args.part or PARTS
+    found = []
+    for part in wanted:
+        first = layers[0]
+        if part == "scan":
+            found += [Case(part, layer, m, d) for layer in layers for m in (4096, 16384)
+                      for d in (dtypes if layer == first else dtypes[:1])]  # fmt: skip
+        elif part == "length":
+            found += [Case(part, first, m, dtypes[0]) for m in (4096, 32768, 131072)]
+        elif part == "chunks":
+            found.append(Case(part, first, 16384, dtypes[0]))
+        else:
+            found.append(Case(part, first, 64, dtypes[0]))
+    return found
+
+
+def draw(case: Case, seed: int) -> Any:
+    """A scan's operands, as a trained layer has them: ScanArgs."""
+    import torch
+
+    from tilewright.ops.ssd.op import scan_args
+
+    heads, p, n, groups = LAYERS[case.layer]
+    dtype, length = getattr(torch, case.dtype), case.tokens
+    draw = torch.Generator(device="cuda").manual_seed(seed)
+    widths = (heads * p, heads * p, groups * n, groups * n, heads)
+    wide = -(-sum(widths) // 64) * 64
+    whole = torch.empty(1, length, wide, dtype=dtype, device="cuda")
+    for i in range(0, length, 8192):
+        part = whole[:, i : i + 8192]
+        part.copy_(torch.randn(part.shape, generator=draw, device="cuda"))
+    _, x, b, c, dt = whole[..., : sum(widths)].split(widths, 2)
+
+    def uniform(low: float, high: float) -> Any:
+        between = torch.empty(heads, device="cuda")
+        return torch.exp(between.uniform_(math.log(low), math.log(high), generator=draw))
+
+    steps = uniform(1e-3, 1e-1)
+    return scan_args(
+        x.unflatten(2, (heads, p)), dt, -uniform(1.0, 16.0), b.unflatten(2, (groups, n)),
+        c.unflatten(2, (groups, n)), D=torch.randn(heads, generator=draw, device="cuda"),
+        dt_bias=steps + torch.log(-torch.expm1(-steps)), dt_softplus=True,
+    )  # fmt: skip
+
+
+def floor_us(case: Case) -> float:
+    """Time in which the operands and results can cross the memory bus."""
+    heads, p, n, groups = LAYERS[case.layer]
+    size = 2.0
+    each = size * (2 * heads * p + 2 * groups * n + heads)
+    states = 4.0 * heads * p * n
+    if case.part == "step":
+        return case.tokens * (each + 2 * states) / BANDWIDTH * 1e6
+    return (case.tokens * each + states) / BANDWIDTH * 1e6
+
+
+def calls_of(case: Case, args: Any, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """By arm: run it; results are in `args`."""
+    from tilewright.ops.ssd.gpu import gpu_scan
+    from tilewright.tune.tile_arms import parse_tile
+
+    found: dict[str, Callable[[], Any]] = {}
+    if options.peer and case.part == "scan":
+        from ssd_peer import load_peer
+
+        peer = load_peer(options.peer)
+        for chunk in _PEER_CHUNKS:
+            found[f"mamba_ssm {chunk}"] = partial(peer, args, chunk)
+    found["tilewright"] = lambda: gpu_scan(args)
+    if case.part == "chunks":
+        for chunk in _SWEEP:
+            block = 128 if chunk % 128 == 0 else 64
+            tile = parse_tile(
+                f"five(chunk={chunk}, block={block}, block_p=64, block_n=128, heads=1, "
+                f"num_warps={block // 16}, num_stages=2)"
+            )
+            found[f"chunk {chunk}"] = partial(gpu_scan, args, None, tile)
+    for name, text in options.tiles.items():
+        tile = parse_tile(text)
+        found[name] = partial(gpu_scan, args, None, tile)
+    return found
+
+
+def step_calls(case: Case, seed: int) -> tuple[dict[str, Callable[[], Any]], Any, Any]:
+    """The arm of a step, the state it advances, and y after one step from the state as drawn."""
+    import torch
+
+    from tilewright.ops.ssd.op import ssd_step
+
+    scan = draw(case, seed)
+    heads, p, n, groups = LAYERS[case.layer]
+    state = torch.randn(case.tokens, heads, p, n, device="cuda")
+    x, dt, b, c = scan.x[0], scan.dt[0], scan.B[0], scan.C[0]
+
+    def run() -> Any:
+        return ssd_step(
+            state, x, dt, scan.A, b, c, D=scan.D, dt_bias=scan.dt_bias, dt_softplus=True
+        )
+
+    steps = torch.nn.functional.softplus(dt.double() + scan.dt_bias.double())
+    group = torch.arange(heads, device="cuda") // (heads // groups)
+    decays = torch.exp(steps * scan.A.double())
+    right = torch.empty(case.tokens, heads, p, dtype=torch.float64, device="cuda")
+    for i in range(case.tokens):
+        moved = state[i].double() * decays[i, :, None, None]
+        moved += (steps[i, :, None] * x[i].double())[:, :, None] * b[i, group].double()[:, None, :]
+        right[i] = (moved * c[i, group].double()[:, None, :]).sum(2)
+    return {"tilewright": run}, state, right + scan.D.double()[:, None] * x.double()
+
+
+def measure(case: Case, options: argparse.Namespace, clock: Any, probe: Any) -> dict[str, Any]:
+    """The record of one case."""
+    import torch
+    from operands import relative_error
+    from ssd_reference import recurrence
+    from timing import capture
+
+    from tilewright.measure import SamplePlan, compare_many
+    from tilewright.measure.cache import GpuFlusher
+
+    record: dict[str, Any] = {"id": case.id, **case._asdict(), "floor_us": floor_us(case),
+                              "arms": {}, "failed": {}}  # fmt: skip
+    if case.part == "step":
+        calls, state, right = step_calls(case, options.seed)
+        record["arms"]["tilewright"] = {"error": relative_error(calls["tilewright"](), right)}
+        graphs = {"tilewright": capture([calls["tilewright"]])}
+    else:
+        args = draw(case, options.seed)
+        right, final = recurrence(args)
+        calls, graphs = calls_of(case, args, options), {}
+        for arm, call in calls.items():
+            found = record["arms"].setdefault(arm, {})
+            try:
+                for check in ("error", "error_graph"):
+                    args.y.fill_(math.nan)
+                    args.final_states.fill_(math.nan)
+                    if check == "error_graph":
+                        graphs[arm] = capture([call])
+                        args.y.fill_(math.nan)
+                        graphs[arm].graph.replay()
+                    else:
+                        call()
+                    torch.cuda.synchronize()
+                    found[check] = relative_error(args.y[0], right)
+                    found[f"{check}_states"] = relative_error(args.final_states[0], final)
+            except Exception as error:
+                torch.cuda.synchronize()  # raises where nothing can be measured any more
+                record["failed"][arm] = f"{type(error).__name__}: {error}"[:200]
+                graphs.pop(arm, None)
+                continue
+            worst = max(found.values())
+            if not worst <= _WRONG:
+                record["failed"][arm] = f"relative error {worst:.3g}: not timed"
+                del graphs[arm]
+    if not graphs:
+        return record
+    blocks: list[dict[str, Any]] = []
+    first, *others = graphs
+    replays = {arm: graph.graph.replay for arm, graph in graphs.items()}
+    if not others:  # there is nothing to compare it with, but its spread is known
+        replays[f"{first} again"] = replays[first]
+    judged = compare_many(
+        replays.pop(first), replays, baseline_name=first, blocks=options.blocks, cold=True,
+        flush=GpuFlusher(), clock=clock, plan=SamplePlan(1, options.readings), seed=options.seed,
+        warm_up_us=1e5, probe=probe, on_block=lambda block: blocks.append(block.to_dict()),
+    )  # fmt: skip
+    record["cold"] = {
+        "baseline": first, "launches_a_graph": 1, "blocks": blocks,
+        "judgements": {arm: one.to_dict()["judgement"] for arm, one in judged.items()},
+    }  # fmt: skip
+    return record
+
+
+def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
+    """Every bar, those without a measurement among them."""
+
+    def over_peer(layer: str, tokens: int, least: float) -> Bar:
+        found = {}
+        for r in records:
+            if (r["part"], r["layer"], r["tokens"]) != ("scan", layer, tokens):
+                continue
+            ratios = [
+                v
+                for chunk in _PEER_CHUNKS
+                if (v := ratio(r, "cold", f"mamba_ssm {chunk}", "tilewright")) is not None
+            ]
+            us = median_us(r, "cold", "tilewright")
+            if ratios:
+                found[r["id"]] = min(ratios)
+            elif us is not None and r["dtype"] == "bfloat16" and tokens in MAMBA_SSM[layer]:
+                found[f"{r['id']} (published)"] = MAMBA_SSM[layer][tokens] / us
+        return _bar(f"{layer} at {tokens} over mamba_ssm", found, least)
+
+    errors: dict[str, dict[str, float]] = {name: {} for name in _ERRORS}
+    for r in records:
+        if r["part"] != "step":
+            for arm, row in r["arms"].items():
+                if not arm.startswith("mamba_ssm"):
+                    errors[r["dtype"]][f"{r['id']} {arm}"] = max(row.values(), default=math.inf)
+    lengths = {r["tokens"]: r for r in records if r["part"] == "length"}
+    linear, drift = {}, {}
+    shortest = min(lengths, default=0)
+    for tokens, r in lengths.items():
+        us, base = (median_us(one, "cold", "tilewright") for one in (r, lengths[shortest]))
+        if tokens != shortest and us is not None and base is not None:
+            linear[r["id"]] = us / tokens * shortest / base
+            drift[r["id"]] = r["arms"]["tilewright"]["error"] / lengths[shortest]["arms"][
+                "tilewright"]["error"]  # fmt: skip
+    rates = {r["id"]: r["floor_us"] / us for r in records if r["part"] == "step"
+             and (us := median_us(r, "cold", "tilewright")) is not None}  # fmt: skip
+    return [
+        over_peer("nemotron-h-8b", 16384, 2.5),
+        over_peer("nemotron-h-8b", 4096, 2.5),
+        over_peer("nemotron-nano-9b", 16384, 2.0),
+        over_peer("mamba2-2.7b", 16384, 2.0),
+        *(_bar(f"relative error {d}", errors[d], most, most=True) for d, most in _ERRORS.items()),
+        _bar("time a token at 32768 and 131072 over that at 4096", linear, 1.05, most=True),
+        _bar("error at 32768 and 131072 over that at 4096", drift, 1.5, most=True),
+        _bar("step of 64 sequences, share of the bytes floor", rates, 0.7),
+    ]
+
+
+def _bar(name: str, found: dict[str, float], least: float, most: bool = False) -> Bar:
+    if not found:
+        return Bar(name, least, None, None, "", least, {}, most)
+    worst = (max if most else min)(found, key=lambda case: found[case])
+    mean = math.exp(sum(math.log(max(v, 1e-30)) for v in found.values()) / len(found))
+    return Bar(name, least, mean, found[worst], worst, least, found, most)
+
+
+def show(record: dict[str, Any]) -> None:
+    cells = []
+    for arm, row in record["arms"].items():
+        us = median_us(record, "cold", arm)
+        cells.append(
+            f"{arm} {'' if us is None else f'{us:.1f}'} ({row.get('error', math.nan):.1e})"
+        )
+    cells += [f"{arm} FAILED: {why[:120]}" for arm, why in record["failed"].items()]
+    print(f"{record['id']} floor {record['floor_us']:.0f}: {' | '.join(cells)}", flush=True)
+
+
+def compile_for(job: tuple[Case, argparse.Namespace, str, tuple[int, int]]) -> None:
+    """Launch an arm once: the compiler's cache is on disk."""
+    import torch
+
+    case, options, arm, share = job
+    try:
+        if arm.startswith("mamba_ssm"):
+            from ssd_peer import load_peer
+
+            load_peer(options.peer, share)(draw(case, 0), int(arm.split()[1]))
+        elif case.part == "step":
+            step_calls(case, 0)[0][arm]()
+        else:
+            calls_of(case, draw(case, 0), options)[arm]()
+        torch.cuda.synchronize()
+    except Exception as error:  # it will be told where it counts
+        print(f"note: {case.id} {arm}: {type(error).__name__}: {error}"[:300], flush=True)
+
+
+def compile_all(cases: list[Case], options: argparse.Namespace) -> None:
+    jobs: list[tuple[Case, argparse.Namespace, str, tuple[int, int]]] = []
+    for case in cases:
+        arms = ["tilewright", *options.tiles]
+        if case.part == "chunks":
+            arms += [f"chunk {chunk}" for chunk in _SWEEP]
+        jobs += [(case, options, arm, (0, 1)) for arm in arms]
+        if options.peer and case.part == "scan" and case.tokens == 16384:
+            n = options.jobs
+            jobs += [(case, options, f"mamba_ssm {chunk}", (i, n)) for chunk in _PEER_CHUNKS
+                     for i in range(n)]  # fmt: skip
+    with multiprocessing.get_context("spawn").Pool(max(1, min(options.jobs, len(jobs)))) as pool:
+        pool.map(compile_for, jobs, chunksize=1)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def main(words: list[str] | None = None) -> int:
+    options = arguments(words)
+    cases = cases_of(options)
+    import torch
+
+    from tilewright.measure import EventClock, StateProbe
+
+    started = time.monotonic()
+    compile_all(cases, options)
+    print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
+    clock = EventClock()
+    probe = StateProbe(gpu=clock.device_id)
+    records: list[dict[str, Any]] = []
+    for at, case in enumerate(cases):
+        if time.monotonic() - started > options.seconds:
+            print(f"note: {len(cases) - at} cases were not reached")
+            break
+        torch.cuda.empty_cache()
+        record = measure(case, options, clock, probe)
+        show(record)
+        records.append(record)
+    if not records:
+        print("error: no case was measured", file=sys.stderr)
+        return 1
+    whole = origin(os.cpu_count() or 1)
+    whole["gpu"] = describe()
+    whole["versions"] = {**whole["versions"], **versions()}
+    bars = bars_of(records)
+    result = {
+        "kind": "gpu-ssd", "title": "", "origin": whole,
+        "settings": {"blocks": options.blocks, "readings": options.readings,
+                     "seed": options.seed, "tiles": options.tiles},
+        "mamba_ssm_us": {name: {str(m): us for m, us in row.items()}
+                         for name, row in MAMBA_SSM.items()},
+        "bars": [_finite(bar.to_dict()) for bar in bars], "cases": _finite(records),
+        "seconds": round(time.monotonic() - started, 1),
+    }  # fmt: skip
+    print(f"{write(result, options.name, options.out).name}: {len(records)} cases in "
+          f"{result['seconds']} s")  # fmt: skip
+    print(bars_text(bars))
+    return 4 if any(bar.holds is False for bar in bars) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
