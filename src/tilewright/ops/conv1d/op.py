@@ -15,7 +15,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.ops.conv1d.args import ConvArgs
 from tilewright.tiles.tile import Tile
 
-__all__ = ["causal_conv1d", "causal_conv1d_step", "conv_args"]
+__all__ = ["causal_conv1d", "causal_conv1d_step", "conv_args", "pass_on"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _WIDTHS = range(2, 9)
@@ -50,7 +50,7 @@ def causal_conv1d(
 
     Raises:
         ValueError, TypeError: a wrong shape, device or argument.
-        UnsupportedError: a dtype or width no kernel serves.
+        UnsupportedError: a dtype or width no kernel serves; no triton for a GPU.
         TileError: the tile is none of the space's.
 
     Method: the convolution of Mamba; state and packing as in its `causal_conv1d_fn`.
@@ -60,15 +60,24 @@ def causal_conv1d(
         cu_seqlens=cu_seqlens,
     )  # fmt: skip
     if args.y.numel() == 0:
-        if args.initial_states is None:
-            args.final_states.zero_()
-        else:
-            args.final_states.copy_(args.initial_states)
-    else:
+        pass_on(args)
+    elif x.device.type == "cpu":
         from tilewright.ops.conv1d.shifted import convolve
 
         convolve(args, tile)
+    else:
+        from tilewright.ops.conv1d.gpu import gpu_conv
+
+        gpu_conv(args, tile)
     return args.y, args.final_states
+
+
+def pass_on(args: ConvArgs) -> None:
+    """Without a token, states leave as they entered."""
+    if args.initial_states is None:
+        args.final_states.zero_()
+    else:
+        args.final_states.copy_(args.initial_states)
 
 
 def causal_conv1d_step(
@@ -97,6 +106,15 @@ def causal_conv1d_step(
     _check(op, x, weight, bias, activation)
     shape = (x.shape[0], *weight.shape[:1], weight.shape[1] - 1)
     _floating(op, "state", state, "b, D, W - 1", shape, x.device)
+    if x.device.type != "cpu":
+        from tilewright.ops.conv1d.gpu import gpu_conv_step
+
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if y.numel():
+            weight = weight.detach().contiguous()
+            bias = None if bias is None else bias.detach().contiguous()
+            gpu_conv_step(state.detach(), x.detach(), weight, bias, activation == "silu", y)
+        return y
     tokens = torch.cat([state.to(torch.float32), x.to(torch.float32)[..., None]], dim=2)
     state[..., :-1] = state[..., 1:].clone()
     state[..., -1] = x

@@ -1,4 +1,4 @@
-"""The causal convolution in torch, on any device: one product a tap, a block of tokens at a time.
+"""The causal convolution on the CPU, in torch: one product a tap, a block of tokens at a time.
 
 block + the W - 1 tokens before it, float32 [b, W - 1 + q, D]
     y[:, t] = bias + sum_j weight[:, j] block[:, t + j]
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import torch
 
-from tilewright.device import arch_of
+from tilewright.device import cpu_device
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.conv1d.args import ConvArgs
-from tilewright.ops.conv1d.space import CPU_SPACE, conv_default
+from tilewright.ops.conv1d.space import CPU_SPACE
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["conv_problem", "convolve", "launch_conv_torch"]
@@ -35,13 +35,11 @@ def convolve(args: ConvArgs, tile: Tile | None = None) -> None:
     Raises:
         TileError: the tile is none of the space's.
     """
-    problem = conv_problem(args, arch_of(args.x.device))
-    if tile is not None:
-        CPU_SPACE.check(tile, problem)
-    elif args.x.device.type == "cpu":
+    problem = conv_problem(args, cpu_device().arch)
+    if tile is None:
         tile = choose_tile(problem, CPU_SPACE).tile
-    else:  # no table of a GPU has this op, which has no kernels of its own there
-        tile = conv_default(problem)
+    else:
+        CPU_SPACE.check(tile, problem)
     launch_conv_torch(args, tile)
 
 

@@ -12,13 +12,13 @@ from tilewright.ops.contract import Case, Inputs, Results
 from tilewright.ops.space import Planted, TileSpace
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["CPU_SPACE", "conv_default"]
+__all__ = ["CPU_SPACE"]
 
 _BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 _CACHED_VALUES = 1 << 15
 
 
-def conv_default(problem: Problem) -> Tile:
+def _default(problem: Problem) -> Tile:
     """The longest block whose float32 values stay in a core's second-level cache."""
     fitting = [block for block in _BLOCKS if block * problem.N <= _CACHED_VALUES]
     return Tile.of("shifted", block=max(fitting, default=_BLOCKS[0]))
@@ -77,7 +77,7 @@ CPU_SPACE = TileSpace(
     name="conv1d/cpu",
     fields={"shifted": {"block": _BLOCKS}},
     rules=(),
-    default=conv_default,
+    default=_default,
     extents=_extents,
     planted=PLANTED,
 )

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tilewright.device import cpu_device
+from tilewright.device import INTERPRETER, cpu_device
 from tilewright.ops.cases import ordered, sequence_lengths
 from tilewright.ops.check import ErrorModel, half_ulp
 from tilewright.ops.contract import DTYPES, Case, Inputs, OpSpec, Results, rng_for
@@ -269,6 +269,18 @@ def _arch() -> str:
     return cpu_device().arch
 
 
+def _on_gpu(arch: str | None) -> OpSpec:
+    from tilewright.ops.conv1d.gpu_spec import gpu_spec
+
+    return gpu_spec(arch)
+
+
+def _interpreted(arch: str | None) -> OpSpec:
+    from tilewright.ops.conv1d.gpu_spec import gpu_spec
+
+    return gpu_spec(INTERPRETER, "cpu")
+
+
 SPEC = OpSpec(
     name=_OP,
     title="SSM_CONV",
@@ -286,5 +298,6 @@ SPEC = OpSpec(
     sources=("tilewright.ops.conv1d.shifted",),
     arch=_arch,
     uses={"shifted": ("torch",)},
+    devices={"cuda": _on_gpu, "interpreter": _interpreted},
     fit=_fit,
 )

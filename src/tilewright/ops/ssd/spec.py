@@ -143,8 +143,8 @@ def _cases() -> tuple[Case, ...]:
     for q in CHUNKS:
         chunk = f"chunk{q}"
         cases += [
-            _case(64, 2, 2, 128, 530, fp32, chunk),
-            _case(16, 4, 2, 96, 601, fp16, chunk, "packed", "initial", "strided", "gate"),
+            _case(64, 2, 2, 128, q + q // 2 + 3, fp32, chunk),
+            _case(16, 4, 2, 96, min(3 * q, 600) + 1, fp16, chunk, "packed", "initial", "strided"),
             _case(24, 2, 1, 32, 2 * q + 1, bf16, chunk, "initial", "transposed"),
             _case(32, 3, 1, 16, q - 1, fp32, chunk, "strong"),
         ]
