@@ -23,6 +23,9 @@ NAMES = [
     "TilewrightError",
     "UnsupportedError",
     "__version__",
+    "causal_conv1d",
+    "causal_conv1d_step",
+    "gated_rms_norm",
     "generate",
     "load",
     "mmq_gemm",
@@ -35,6 +38,8 @@ NAMES = [
     "pack_w4_for",
     "read_checkpoint",
     "read_gguf",
+    "ssd_scan",
+    "ssd_step",
     "w4a16_gemm",
 ]
 

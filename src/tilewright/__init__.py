@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from tilewright.layout.pack import pack_w4_for
     from tilewright.model.generate import generate
     from tilewright.model.load import load
+    from tilewright.ops.conv1d.op import causal_conv1d, causal_conv1d_step
     from tilewright.ops.mmq.op import mmq_gemm
     from tilewright.ops.moe.experts import PackedExperts, pack_expert_blocks, pack_expert_w4
     from tilewright.ops.moe.mlp import moe_mlp
     from tilewright.ops.moe.op import moe_gemm
+    from tilewright.ops.ssd.norm import gated_rms_norm
+    from tilewright.ops.ssd.op import ssd_scan, ssd_step
     from tilewright.ops.w4a16.op import w4a16_gemm
     from tilewright.tiles.tile import Problem, Tile
 
@@ -49,6 +52,9 @@ __all__ = [
     "TilewrightError",
     "UnsupportedError",
     "__version__",
+    "causal_conv1d",
+    "causal_conv1d_step",
+    "gated_rms_norm",
     "generate",
     "load",
     "mmq_gemm",
@@ -61,6 +67,8 @@ __all__ = [
     "pack_w4_for",
     "read_checkpoint",
     "read_gguf",
+    "ssd_scan",
+    "ssd_step",
     "w4a16_gemm",
 ]
 
@@ -70,6 +78,9 @@ _HOMES = {
     "PackedW4": "tilewright.layout.cpu",
     "Problem": "tilewright.tiles.tile",
     "Tile": "tilewright.tiles.tile",
+    "causal_conv1d": "tilewright.ops.conv1d.op",
+    "causal_conv1d_step": "tilewright.ops.conv1d.op",
+    "gated_rms_norm": "tilewright.ops.ssd.norm",
     "generate": "tilewright.model.generate",
     "load": "tilewright.model.load",
     "mmq_gemm": "tilewright.ops.mmq.op",
@@ -82,6 +93,8 @@ _HOMES = {
     "pack_w4_for": "tilewright.layout.pack",
     "read_checkpoint": "tilewright.formats.checkpoint",
     "read_gguf": "tilewright.formats.gguf",
+    "ssd_scan": "tilewright.ops.ssd.op",
+    "ssd_step": "tilewright.ops.ssd.op",
     "w4a16_gemm": "tilewright.ops.w4a16.op",
 }
 
