@@ -71,6 +71,19 @@ class GpuExperts:
         return next(iter(_tensors(self.planes).values())).device
 
     @property
+    def is_stacked(self) -> bool:
+        """Whether the words of GGUF experts lie below each other without a gap, in rows of whole
+        16 bytes: TMA reads them as one matrix then."""
+        if not isinstance(self.planes, GpuBlocks):
+            return False
+        words = (self.planes.low, self.planes.high)
+        return all(
+            t.stride(0) == t.shape[1] * t.stride(1) and t.stride(1) % 4 == 0 and t.stride(2) == 1
+            for t in words
+            if t is not None
+        )
+
+    @property
     def nbytes(self) -> int:
         return self.planes.nbytes
 

@@ -28,6 +28,7 @@ from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
 from tilewright.ops.moe.mlp import moe_mlp
 from tilewright.ops.moe.op import moe_gemm
 from tilewright.ops.moe.reference import expert_rows
+from tilewright.ops.moe.triton_gather import launch_gather
 from tilewright.ops.moe.triton_route import launch_route, tiles_of
 from tilewright.tiles.tile import Tile
 
@@ -86,14 +87,26 @@ def test_slots_are_sorted_and_every_one_is_in_one_tile(slots, experts, block_m):
         ids[:] = 1
     known = torch.where((ids < 0) | (ids >= experts), experts, ids)
     order = torch.full((slots,), -9, dtype=torch.int32)
+    bounds = torch.full((experts + 1, 2), -9, dtype=torch.int32)
     tiles = torch.full((tiles_of(slots, experts, block_m), 3), -9, dtype=torch.int32)
-    launch_route(ids, experts, order, tiles, block_m)
+    launch_route(ids, experts, order, bounds, tiles, block_m)
     assert torch.equal(order.long(), torch.argsort(known, stable=True))
     used = [tuple(t) for t in tiles.tolist() if t[0] >= 0]
     assert all(1 <= last - first <= block_m for _, first, last in used)
     rows = [(row, expert) for expert, first, last in used for row in range(first, last)]
     assert rows == [(row, int(known[s])) for row, s in enumerate(order.tolist())]
     assert all(t[0] == -1 or tuple(t) in used for t in tiles.tolist())
+    counts = torch.bincount(known, minlength=experts + 1)
+    assert bounds[:, 1].tolist() == counts.cumsum(0).tolist()
+    assert (bounds[:, 1] - bounds[:, 0]).tolist() == counts.tolist()
+
+    x = torch.randn(-(-slots // 2), 40, dtype=torch.float16)
+    out = torch.empty(slots, 40, dtype=torch.float16)
+    plan = torch.full((1 + tiles.numel(),), -9, dtype=torch.int32)
+    launch_gather(x.T.contiguous().T, order, bounds, out, plan, block_m, share=2)
+    assert torch.equal(out, x[order.long() // 2])
+    assert plan[0] == len(used)
+    assert plan[1:].view(-1, 3)[: len(used)].tolist() == [list(t) for t in used]
 
 
 @BOTH

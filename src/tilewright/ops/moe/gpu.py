@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from tilewright.device import INTERPRETER, arch_of
-from tilewright.errors import UnsupportedError
-from tilewright.layout.blocks import GpuBlocks
+from tilewright.errors import TileError, UnsupportedError
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
@@ -29,6 +28,7 @@ from tilewright.tiles.tile import Problem, Tile
 
 __all__ = [
     "GpuWeights",
+    "Routes",
     "allocate_and_launch",
     "check_operands",
     "gpu_moe_gemm",
@@ -93,28 +93,36 @@ def tile_for(x: torch.Tensor, experts: GpuWeights, slots: int, tile: Tile | None
     """
     arch = INTERPRETER if x.device.type == "cpu" else arch_of(x.device)
     count, n, k = _shape(experts)
-    dense = isinstance(experts, torch.Tensor)
     kind, group = ("dense", 0) if isinstance(experts, torch.Tensor) else (
         experts.type_name, experts.group)  # fmt: skip
     problem = Problem(OP, arch, _NAMES[x.dtype], kind, "float", slots, n, k, group)
+    stacked = isinstance(experts, GpuExperts) and experts.is_stacked
     if tile is not None:
         MOE_SPACE.check(tile, problem)
+        if tile.algorithm == "hopper" and not stacked:
+            raise TileError(
+                f"tile {tile}: the words of these experts do not lie below each other without a "
+                "gap, as TMA reads them; use another algorithm"
+            )
         return tile
-    if dense:  # no table has rows of weights that are not packed
-        return default_tile(problem, count)
+    if not isinstance(experts, GpuExperts):  # no table has rows of weights that are not packed
+        return default_tile(problem, count, stacked)
     found = choose_tile(problem, MOE_SPACE)
-    return default_tile(problem, count) if found.how == "default" else found.tile
+    if found.how == "default" or (found.tile.algorithm == "hopper" and not stacked):
+        return default_tile(problem, count, stacked)
+    return found.tile
 
 
-class _Routes:
+class Routes:
     """Slots by expert, and tiles of each height that is asked for."""
 
     def __init__(self, ids: torch.Tensor, experts: int) -> None:
         self.ids = ids
         self.experts = experts
-        self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.made: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
-    def of(self, block_m: int, fault: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, block_m: int, fault: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Slots, bounds and tiles, as `triton_route` draws them."""
         from tilewright.ops.moe.triton_route import launch_route, tiles_of
 
         if block_m not in self.made:
@@ -122,15 +130,16 @@ class _Routes:
             order = torch.empty(slots, dtype=torch.int32, device=device)
             count = tiles_of(slots, self.experts, block_m)
             tiles = torch.empty(count, 3, dtype=torch.int32, device=device)
-            launch_route(self.ids, self.experts, order, tiles, block_m, fault)
-            self.made[block_m] = (order, tiles)
+            bounds = torch.empty(self.experts + 1, 2, dtype=torch.int32, device=device)
+            launch_route(self.ids, self.experts, order, bounds, tiles, block_m, fault)
+            self.made[block_m] = (order, bounds, tiles)
         return self.made[block_m]
 
 
 def launch_products(
     x: torch.Tensor,
     experts: GpuWeights,
-    routes: _Routes,
+    routes: Routes,
     y: torch.Tensor,
     tile: Tile,
     *,
@@ -146,19 +155,22 @@ def launch_products(
 
         launch_moe_gemv(x, experts, routes.ids, y, tile, share=share, act=act)
         return
-    slots, tiles = routes.of(tile.block_m, fault)
-    if tile.algorithm == "packed":
-        from tilewright.ops.moe.triton_packed import launch_moe_packed, launch_prepare
+    slots, bounds, tiles = routes.of(tile.block_m, fault)
+    if tile.algorithm == "hopper":
+        from tilewright.ops.moe.hopper_gemm import launch_moe_hopper
+        from tilewright.ops.moe.triton_combine import launch_activate
+        from tilewright.ops.moe.triton_gather import launch_gather
 
         assert isinstance(experts, GpuExperts)
-        assert isinstance(experts.planes, GpuBlocks)
-        form, means = experts.planes.form, None
-        ordered = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if form.sub_bytes and form.minimum_at is not None:
-            size = 2 * x.shape[1] // form.sub
-            means = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
-        launch_prepare(x, form, ordered, means)
-        launch_moe_packed(ordered, means, experts, slots, tiles, y, tile, share=share, act=act)
+        whole = y
+        if act:  # gate and up lie in different warps: they meet in memory
+            whole = torch.empty(len(slots), experts.N, device=x.device)
+        rows = torch.empty(len(slots), x.shape[1], dtype=x.dtype, device=x.device)
+        plan = torch.empty(1 + tiles.numel(), dtype=torch.int32, device=x.device)
+        launch_gather(x, slots, bounds, rows, plan, tile.block_m, share=share)
+        launch_moe_hopper(rows, experts, slots, plan, whole, tile)
+        if act:
+            launch_activate(whole, y, act)
         return
     from tilewright.ops.moe.triton_gemm import launch_moe
 
@@ -187,7 +199,7 @@ def allocate_and_launch(
 ) -> torch.Tensor:
     """The last two steps, of valid operands with at least one slot and column."""
     y = torch.empty(*ids.shape, experts.N, dtype=x.dtype, device=x.device)
-    routes = _Routes(ids.reshape(-1).contiguous(), experts.E)
+    routes = Routes(ids.reshape(-1).contiguous(), experts.E)
     launch_products(
         x.detach(), experts, routes, y.view(-1, experts.N), tile, share=ids.shape[1]
     )  # fmt: skip
@@ -234,7 +246,7 @@ def gpu_moe_mlp(
         return x.new_zeros(tokens, hidden)
     x = x.detach()
     act = ACTIVATIONS[activation]
-    routes = _Routes(ids.reshape(-1).contiguous(), count)
+    routes = Routes(ids.reshape(-1).contiguous(), count)
     first = [tile_for(x, part, slots, tiles[0]) for part in parts]
     if len(parts) == 1:
         h = torch.empty(slots, inner, dtype=x.dtype, device=x.device)

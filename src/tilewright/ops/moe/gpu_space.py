@@ -1,7 +1,7 @@
 """The tile space of moe on GPUs: sorted products on matrix units, and few slots without sorting.
 
     "triton"  `triton_gemm`: block_m slots of one expert at a time, block_n rows of its weight.
-    "packed"  `triton_packed`: the same in float16, GGUF weights dequantized two at a time.
+    "hopper"  `hopper_gemm`: the same on sm_90 in Gluon, GGUF types; rows of x are gathered first.
     "gemv"    `triton_gemv`: one slot at a time, block_n rows.
 
 A problem's M counts the slots of all experts. Which height a tile should have depends on how many
@@ -25,6 +25,7 @@ __all__ = ["MOE_SPACE", "default_tile", "smem_bytes"]
 _GEMV_SLOTS = 65535
 _FEW = 16  # slots up to which "gemv" is the default
 _USUAL_EXPERTS = 64
+_HOPPER_BYTES = 227 * 1024  # of shared memory that one program may allot
 _ENOUGH = 512  # programs that keep a GPU's memory busy
 
 
@@ -56,15 +57,27 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
 
 
 def _sorted(tile: Tile) -> bool:
-    return bool(tile.algorithm in ("triton", "packed"))
+    return bool(tile.algorithm == "triton")
+
+
+def _hopper_bytes(tile: Tile, problem: Problem) -> int:
+    """Shared memory of a "hopper" tile: the rings of x and of the weight, and barriers."""
+    form = BLOCK_FORMS[problem.weight_type]
+    words = tile.block_n * 16 * (form.low.bits + form.high_bits)
+    numbers = tile.block_n * (128 // form.sub) * 8
+    return int(tile.num_stages * tile.block_m * 128 + tile.w_stages * (words + numbers) + 1024)
 
 
 def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm == "hopper":
+        return tile.programs * _hopper_bytes(tile, problem) <= _HOPPER_BYTES
     limit = smem_limit_bytes(problem.arch)
     return not _sorted(tile) or limit is None or smem_bytes(tile, problem) <= limit
 
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm == "hopper":
+        return bool(tile.programs == 1 or tile.block_n == 64)
     threads = tile.num_warps * warp_size(problem.arch)
     weights = tile.block_n * tile.block_k // threads
     if tile.algorithm == "gemv":
@@ -81,8 +94,20 @@ def _loads_ahead(tile: Tile, problem: Problem) -> bool:
     return bool(not problem.arch.startswith("gfx1") or tile.num_stages == 1)
 
 
+def _on_hopper(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm != "hopper":
+        return True
+    form = BLOCK_FORMS.get(problem.weight_type)
+    return bool(
+        form is not None and problem.arch == "sm_90" and problem.act_dtype != "float32"
+        and (form.high_bits != 1 or problem.K % 128 == 0)
+    )  # fmt: skip
+
+
 def _whole_groups(tile: Tile, problem: Problem) -> bool:
     group = problem.group
+    if tile.algorithm == "hopper":
+        return True
     return group in (0, -1, problem.K) or not (group % tile.block_k and tile.block_k % group)
 
 
@@ -90,22 +115,12 @@ def _few_slots(tile: Tile, problem: Problem) -> bool:
     return bool(tile.algorithm != "gemv" or problem.M <= _GEMV_SLOTS)
 
 
-def _of_the_type(tile: Tile, problem: Problem) -> bool:
-    if tile.algorithm != "packed":
-        return True
-    form = BLOCK_FORMS.get(problem.weight_type)
-    if form is None or form.codes not in ("offset", "signed") or problem.act_dtype != "float16":
-        return False
-    # Steps of four words, and of a K-quant a whole block.
-    return bool(tile.block_k == 256 if form.sub_bytes else tile.block_k * form.low.bits >= 128)
-
-
 RULES = (
     Rule(
-        "served types",
-        "packed makes float16 weights of GGUF codes that are numbers, in steps of whole blocks of "
-        "words, and of the blocks of K-quants: 256 columns",
-        _of_the_type,
+        "on Hopper",
+        "hopper is made of sm_90's instructions for float16 and bfloat16, and reads GGUF words by "
+        "TMA, whose rows of a plane of one bit are 16 bytes from K = 128 on",
+        _on_hopper,
     ),
     Rule(
         "whole groups",
@@ -152,7 +167,11 @@ def _gemv(block_n: int, block_k: int, num_warps: int, num_stages: int) -> Tile:
     )
 
 
-def _choices(problem: Problem, experts: int) -> Iterator[Tile]:
+def _hopper(block_m: int) -> Tile:
+    return Tile.of("hopper", block_n=128, block_m=block_m, num_stages=6, w_stages=4, programs=1)
+
+
+def _choices(problem: Problem, experts: int, stacked: bool) -> Iterator[Tile]:
     """Tiles for `problem`, the best first; one of them at least obeys the rules."""
     half, amd = problem.act_dtype != "float32", problem.arch.startswith("gfx")
     if problem.M <= _FEW:
@@ -161,7 +180,9 @@ def _choices(problem: Problem, experts: int) -> Iterator[Tile]:
                 for block_k in (256, 128, 64, 32):
                     yield _gemv(block_n, block_k, 4, 1)
     rows = -(-problem.M // min(experts, problem.M))  # of an expert, if all have as many
-    heights = [m for m in (16, 32, 64) if m >= rows * 1.25] or [128]
+    heights = [m for m in (16, 32, 64) if m >= rows * 1.5] or [128]
+    if stacked:
+        yield _hopper(heights[0])
     if amd or not half:
         yield _tile(min(heights[0], 64), 64, 32, 4, 1)
         yield _tile(min(heights[0], 32), 32, 32, 4, 1)
@@ -172,11 +193,17 @@ def _choices(problem: Problem, experts: int) -> Iterator[Tile]:
     yield _tile(16, 32, 32, 4, 1)
 
 
-def default_tile(problem: Problem, experts: int) -> Tile:
-    """The tile of a problem that no table has, where there are so many experts."""
+def default_tile(problem: Problem, experts: int, stacked: bool = True) -> Tile:
+    """The tile of a problem that no table has.
+
+    Args:
+        problem: the product of all slots.
+        experts: how many there are.
+        stacked: whether TMA can read the words of all experts as one matrix: "hopper" needs it.
+    """
     return next(
         tile
-        for tile in _choices(problem, experts)
+        for tile in _choices(problem, experts, stacked)
         if all(rule.holds(tile, problem) for rule in RULES)
     )
 
@@ -186,6 +213,8 @@ def _default(problem: Problem) -> Tile:
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
+    if tile.algorithm == "hopper":
+        return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (256,)}
     rows = {"M": (tile.block_m,)} if _sorted(tile) else {"M": (1,)}
     return {**rows, "N": (tile.block_n,), "K": (tile.block_k,)}
 
@@ -201,13 +230,12 @@ MOE_SPACE = TileSpace(
             "num_stages": (1, 2, 3, 4, 5),
             "group_m": (1, 4, 8),
         },
-        "packed": {
+        "hopper": {
+            "block_n": (64, 128),
             "block_m": (16, 32, 64, 128),
-            "block_n": (32, 64, 128),
-            "block_k": (64, 128, 256),
-            "num_warps": (2, 4, 8),
-            "num_stages": (1, 2, 3, 4),
-            "group_m": (1, 4, 8),
+            "num_stages": (4, 6, 8, 12),
+            "w_stages": (2, 3, 4, 6, 8),
+            "programs": (1, 2),
         },
         "gemv": {
             "block_n": (4, 8, 16, 32),

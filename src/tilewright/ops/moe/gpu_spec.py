@@ -32,11 +32,15 @@ F64 = npt.NDArray[np.float64]
 
 _SOURCES = (
     "tilewright.ops.moe.gpu",
+    "tilewright.ops.moe.hopper_gemm",
     "tilewright.ops.moe.triton_combine",
+    "tilewright.ops.moe.triton_gather",
     "tilewright.ops.moe.triton_gemm",
     "tilewright.ops.moe.triton_gemv",
     "tilewright.ops.moe.triton_parts",
     "tilewright.ops.moe.triton_route",
+    "tilewright.ops.mmq.hopper_parts",
+    "tilewright.ops.mmq.hopper_scales",
     "tilewright.ops.mmq.triton_parts",
     "tilewright.ops.w4a16.triton_gemm",
     "tilewright.ops.w4a16.triton_parts",

@@ -1,8 +1,9 @@
-"""The last step of a mixture: what the choices of a token gave, weighted and added.
+"""What a mixture does beside products: the last step, and the middle one where it stands apart.
 
 ::
 
-    out[t, n] = sum_j weights[t, j] * y[t * top_k + j, n]
+    out[t, n] = sum_j weights[t, j] * y[t * top_k + j, n]       what the choices of a token gave
+    h[s, n] = act(y[s, n]) * y[s, N + n]                        gate and up of a slot
 
 in float32, choice after choice: the sum has one order, whatever other tokens are in the batch, and
 is rounded once.
@@ -17,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.ops.moe.triton_parts import store
+from tilewright.ops.moe.triton_parts import activated, store
 from tilewright.ops.w4a16.triton_parts import to_float32
 
-__all__ = ["launch_combine"]
+__all__ = ["launch_activate", "launch_combine"]
 
 
 @triton.jit
@@ -42,6 +43,33 @@ def _combine_kernel(
 
 
 INTERPRETED: bool = not isinstance(_combine_kernel, triton.JITFunction)
+
+
+@triton.jit
+def _activate_kernel(
+    y_ptr, h_ptr, size, N, ACT: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr
+):
+    """BLOCK values of h."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    gate = y_ptr + at // N * (2 * N) + at % N
+    g = tl.load(gate, mask=mask, other=0.0)
+    u = tl.load(gate + N, mask=mask, other=0.0)
+    store(h_ptr + at, activated(g, u, ACT), mask, INTERPRET)
+
+
+def launch_activate(y: torch.Tensor, h: torch.Tensor, act: str) -> None:
+    """Write act(gate) * up.
+
+    Args:
+        y: float32 [slots, 2 N], contiguous: gate's columns before up's.
+        h: [slots, N], contiguous, of any floating dtype.
+        act: a value of `triton_parts.ACTIVATIONS`.
+    """
+    size = h.numel()
+    _activate_kernel[(triton.cdiv(size, 1024),)](
+        y, h, size, h.shape[1], ACT=act, BLOCK=1024, INTERPRET=INTERPRETED, num_warps=4
+    )
 
 
 def launch_combine(

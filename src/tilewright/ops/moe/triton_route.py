@@ -5,6 +5,7 @@ A slot is one (token, choice) pair: slot s is choice s % top_k of token s // top
 ::
 
     ids   [R]         the expert of every slot
+    bounds [E + 1, 2] where each expert's slots begin and end, those of unknown ones last
     slots [R]         the slots, ordered by expert, and as they came within an expert
     tiles [tiles, 3]  (expert, first, last + 1): rows of `slots`, BLOCK_M at most; expert -1: none
 
@@ -42,7 +43,7 @@ def _experts_of(ids_ptr, offs, slots, experts):
 
 @triton.jit(do_not_specialize=["slots", "experts"])
 def _route_kernel(
-    ids_ptr, slots_ptr, tiles_ptr, slots, experts,
+    ids_ptr, slots_ptr, bounds_ptr, tiles_ptr, slots, experts,
     BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """The slots and the tiles of one expert."""
@@ -64,6 +65,8 @@ def _route_kernel(
         tl.store(slots_ptr + place + rank - 1, at + offs, mask=mine)
         place += tl.sum(mine.to(tl.int32), 0)
 
+    tl.store(bounds_ptr + 2 * expert, begin)
+    tl.store(bounds_ptr + 2 * expert + 1, begin + count)
     tile = begin // BLOCK_M + expert
     past = (begin + count) // BLOCK_M + expert + 1
     end = begin + count
@@ -95,8 +98,8 @@ def tiles_of(slots: int, experts: int, block_m: int) -> int:
 
 
 def launch_route(
-    ids: torch.Tensor, experts: int, slots: torch.Tensor, tiles: torch.Tensor, block_m: int,
-    fault: str = "",
+    ids: torch.Tensor, experts: int, slots: torch.Tensor, bounds: torch.Tensor,
+    tiles: torch.Tensor, block_m: int, fault: str = "",
 ) -> None:  # fmt: skip
     """Sort slots by expert and cut each expert's into tiles.
 
@@ -105,12 +108,13 @@ def launch_route(
             taken for one expert more, number `experts`.
         experts: how many there are.
         slots: int32 [R], written.
+        bounds: int32 [experts + 1, 2], written.
         tiles: int32 [tiles_of(R, experts, block_m), 3], written.
         block_m: rows of a tile.
         fault: of `planted`, for the gate.
     """
     block = min(_MOST_AT_A_TIME, max(64, triton.next_power_of_2(ids.numel())))
     _route_kernel[(experts + 1,)](
-        ids, slots, tiles, ids.numel(), experts,
+        ids, slots, bounds, tiles, ids.numel(), experts,
         BLOCK_M=block_m, BLOCK=block, FAULT=fault, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip

@@ -1,0 +1,111 @@
+"""moe's Triton kernels compiled for chips that are not here; a process of its own compiles them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.ops.contract import Case
+from tilewright.ops.moe.gpu_space import default_tile, smem_bytes
+from tilewright.tiles.tile import Problem
+
+# Looked for, not imported: this process is the interpreter's.
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
+    )
+
+SCRIPT = Path(__file__).with_name("compile_moe.py")
+
+
+def problem(arch: str, name: str, slots: int, dtype: str = "float16") -> Problem:
+    group = 128 if name.startswith("uint4") else 0
+    case = Case("moe", name, dtype, slots, 512, 1024, group, experts=64, top_k=1)
+    return case.problem(arch)
+
+
+def job(arch: str, name: str, slots: int, dtype: str = "float16", **more: Any) -> dict[str, Any]:
+    """The default tile where 64 experts share so many slots."""
+    tile = default_tile(problem(arch, name, slots, dtype), 64)
+    return {"arch": arch, "type": name, "slots": slots, "dtype": dtype, "tile": tile, **more}
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    **{
+        f"sm_90 {name} slots={slots}": job("sm_90", name, slots)
+        for i, name in enumerate(("Q4_K", "Q6_K", "Q3_K", "Q2_K", "Q5_1", "Q8_0", "MXFP4", "uint4"))
+        for slots in ((8, 512, 4096) if name == "Q4_K" else ((8, 512, 4096)[i % 3],))
+    },
+    **{
+        f"{arch} {name} slots={slots}": job(arch, name, slots)
+        for arch in ("sm_80", "gfx1151", "gfx942")
+        for name, slots in (("Q4_K", 8), ("Q4_K", 4096), ("IQ4_XS", 512), ("uint4", 512))
+    },
+    "sm_90 Q4_K bfloat16": job("sm_90", "Q4_K", 512, "bfloat16"),
+    "gfx90a Q5_0 float32": job("gfx90a", "Q5_0", 512, "float32"),
+    "sm_90 Q4_K fused": job("sm_90", "Q4_K", 4096, act="silu"),
+    "sm_90 uint4 fused": job("sm_90", "uint4", 8, act="silu"),
+    "gfx1151 Q4_K fused": job("gfx1151", "Q4_K", 512, act="gelu"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every job's result, from one process: starting it costs more than a kernel."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    jobs = {name: {**job, "tile": job["tile"].as_dict()} for name, job in JOBS.items()}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), env=environment,
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+by_job = pytest.mark.parametrize("name", JOBS)
+
+
+@by_job
+def test_it_compiles_and_does_not_spill(compiled, name):
+    found = compiled[name]
+    assert found["error"] == ""
+    assert found["spilled"] == 0
+
+
+@by_job
+def test_sorted_slots_go_to_matrix_units(compiled, name):
+    arch, tile = JOBS[name]["arch"], JOBS[name]["tile"]
+    if tile.algorithm == "gemv":
+        assert compiled[name]["matrix"] == ""
+        assert "_route_kernel" not in compiled[name]["kernels"]
+        return
+    assert compiled[name]["kernels"][0] == "_route_kernel"
+    unit = {"gfx1": "v_wmma_f32", "gfx9": "v_mfma_f32", "sm_8": "mma.sync", "sm_9": "wgmma"}
+    if JOBS[name]["dtype"] != "float32":
+        assert compiled[name]["matrix"].startswith(unit[arch[:4]])
+
+
+@by_job
+def test_packed_weights_never_wait_for_the_product_before(compiled, name):
+    if JOBS[name]["tile"].algorithm == "packed":
+        assert compiled[name]["serialized"] == []
+
+
+@by_job
+def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
+    job = JOBS[name]
+    if job["tile"].algorithm == "gemv":
+        return
+    reckoned = smem_bytes(
+        job["tile"], problem(job["arch"], job["type"], job["slots"], job["dtype"])
+    )
+    assert compiled[name]["shared_bytes"] <= reckoned
