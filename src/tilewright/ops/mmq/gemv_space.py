@@ -3,8 +3,7 @@
 A tile computes block_n rows of the weight for up to block_m rows of x, in `split_k` shares of K;
 `num_warps` warps stand along K, each with `units` units of 64 to 256 columns a step
 (`tilewright.ops.mmq.gemv_parts`). From 8 rows on 16-bit x goes through matrix units. `ahead` says
-what is loaded before it is wanted: 0 nothing; 1 words and scales, a step ahead, into registers; n
-above that, words and x n - 1 steps ahead, into shared memory, and scales as with 1.
+whether words and scales of the next step are loaded while one is multiplied: 1, or not: 0.
 
 Rules follow what the compiler showed for all 13 types on sm_90 (Triton 3.6 and 3.7): what spills.
 Defaults follow what one H200 measured; other chips keep the tiles of "triton".
@@ -20,7 +19,6 @@ import torch
 from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.contract import Case, Inputs
 from tilewright.ops.space import Planted, Rule
-from tilewright.ops.w4a16.triton_space import smem_limit_bytes
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["FIELDS", "PLANTED", "RULES", "default", "extents"]
@@ -33,7 +31,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "block_n": (8, 16, 32, 64),
     "num_warps": (1, 2, 4, 8, 16),
     "units": (1, 2, 4),
-    "ahead": (0, 1, 2, 3, 4),
+    "ahead": (0, 1),
     "split_k": (1, 2, 4, 8, 16),
 }
 """What a "gemv" tile says."""
@@ -54,31 +52,12 @@ def _matrix_units(tile: Tile, problem: Problem) -> bool:
     return bool(tile.block_n >= 16 and tile.block_m >= least)
 
 
-def _loads_ahead(tile: Tile, problem: Problem) -> bool:
-    return bool(tile.ahead < 2 or (_dots(tile, problem) and not problem.arch.startswith("gfx")))
-
-
-def smem_bytes(tile: Tile, problem: Problem) -> int:
-    """The shared memory that a tile makes the compiler allot: words and x of the steps ahead, or
-    the sums of all warps where they meet."""
-    form = BLOCK_FORMS[problem.weight_type]
-    words = 64 * tile.block_n * (form.low.bits + form.high_bits) // form.low.bits
-    x = 2 * tile.block_m * (512 // form.low.bits)
-    steps = max(0, tile.ahead - 1) * tile.num_warps * tile.units * (words + x)
-    return int(max(steps, 4 * tile.num_warps * tile.block_n * tile.block_m))
-
-
-def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
-    limit = smem_limit_bytes(problem.arch)
-    return limit is None or smem_bytes(tile, problem) <= limit
-
-
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
     lane = 128 // BLOCK_FORMS[problem.weight_type].low.bits  # columns of a lane in a unit
     rows = tile.block_n // 8  # of the weight, of a lane
     if not _dots(tile, problem):
         return bool(rows * lane <= 64 and tile.units <= 2 and tile.num_warps <= 8)
-    words = rows * tile.units * (2 if tile.ahead == 1 else 1)
+    words = rows * tile.units * (1 + tile.ahead)
     sums = rows * tile.block_m // 4
     return bool((words + sums) * max(1, tile.num_warps // 8) <= 16)
 
@@ -95,17 +74,6 @@ _RULES = (
         "from 8 rows on 16-bit x goes through matrix units, which take 16 rows of the weight at "
         "once, on AMD's chips 16 rows of x too",
         _matrix_units,
-    ),
-    Rule(
-        "gemv loads ahead",
-        "words wait in shared memory only on NVIDIA's chips, which copy there past the registers, "
-        "and only for matrix units: elsewhere ahead is 0 or 1",
-        _loads_ahead,
-    ),
-    Rule(
-        "gemv shared memory",
-        "words and x of the steps ahead must fit what one program may allot",
-        _fits_shared_memory,
     ),
     Rule(
         "gemv registers",

@@ -130,6 +130,23 @@ def _fetch_words(
 
 
 @triton.jit
+def _fetch_x(
+    x_ptrs, step, K, stride_xk, mask_m,
+    LOW: tl.constexpr, W: tl.constexpr, UNITS: tl.constexpr, WHOLE: tl.constexpr,
+    INTERPRET: tl.constexpr, FLIPPED: tl.constexpr,
+):  # fmt: skip
+    """x of the units of a step, [ROWS, W, 8, 4, C] each; 0 past K and M."""
+    C: tl.constexpr = 128 // LOW
+    _, warp, _, t = places(1, W, FLIPPED)
+    found = ()
+    for u in tl.static_range(UNITS):
+        column = (((step * W + warp) * UNITS + u) * (4 * C) + t * C)[:, :, :, :, None]
+        x = load_x(x_ptrs, column, K, stride_xk, mask_m, C // 8, WHOLE, INTERPRET, FLIPPED)
+        found = found + (x,)
+    return found
+
+
+@triton.jit
 def _fetch_scales(
     s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, step, end, K, stride_sb, stride_mb, stride_tb,
     LOW: tl.constexpr, SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr,
@@ -254,11 +271,10 @@ def _gemv_kernel(
     end = tl.minimum(units, last * (W * UNITS))
     words = ()
     scales = ()
-    if AHEAD == 1:
+    if AHEAD > 0:
         words = _fetch_words(
             low_ptrs, high_ptrs, first, end, K, stride_hk, LOW, HIGH, W, UNITS, EVEN, FLIPPED
         )
-    if AHEAD > 0:
         scales = _fetch_scales(
             s_ptrs, m_ptrs, t_ptrs, d_ptrs, e_ptrs, first, end, K, stride_sb, stride_mb, stride_tb,
             LOW, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS, POST, EVEN, FLIPPED,
@@ -268,8 +284,9 @@ def _gemv_kernel(
         part_m = acc
         now_w = words
         now_s = scales
+        now_x = ()
         found_w = _fetch_words(
-            low_ptrs, high_ptrs, step + 1 if AHEAD == 1 else step, end, K, stride_hk, LOW, HIGH, W,
+            low_ptrs, high_ptrs, step + 1 if AHEAD > 0 else step, end, K, stride_hk, LOW, HIGH, W,
             UNITS, EVEN, FLIPPED,
         )  # fmt: skip
         found_s = _fetch_scales(
@@ -277,14 +294,21 @@ def _gemv_kernel(
             stride_sb, stride_mb, stride_tb, LOW, SCALING, MINIMUMS, BYTES, SUB, BLOCK, W, UNITS,
             POST, EVEN, FLIPPED,
         )  # fmt: skip
-        if AHEAD == 1:
+        if AHEAD > 0:
             words = found_w
+            scales = found_s
+            if ASM == "nv":  # or the assembler moves these loads past those of x, to the loop's end
+                tl.inline_asm_elementwise(
+                    "bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [first],
+                    dtype=tl.int32, is_pure=False, pack=1,
+                )  # fmt: skip
         else:
             now_w = found_w
-        if AHEAD > 0:
-            scales = found_s
-        else:
             now_s = found_s
+        if DOT:
+            now_x = _fetch_x(
+                x_ptrs, step, K, stride_xk, mask_m, LOW, W, UNITS, WHOLE, INTERPRET, FLIPPED
+            )
         for u in tl.static_range(UNITS):
             low = now_w[2 * u]
             high = low
@@ -318,8 +342,7 @@ def _gemv_kernel(
                 )  # fmt: skip
 
             if DOT:
-                x = load_x(x_ptrs, column, K, stride_xk, mask_m, P, WHOLE, INTERPRET, FLIPPED)
-                x = right_operand(x, KEPT)
+                x = right_operand(now_x[u], KEPT)
                 if POST:
                     if u % BLOCK_UNITS == 0:
                         part = tl.zeros((W, BLOCK_N, BLOCK_M), tl.float32)
@@ -448,7 +471,7 @@ def launch_gemv(
         EVEN=k % unit == 0, WHOLE=k % (unit * tile.num_warps * tile.units) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight.tensors)),
         FLIPPED=_FLIPPED, INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps,
-        num_stages=max(1, tile.ahead),
+        num_stages=1,
     )  # fmt: skip
     if tile.split_k > 1:
         _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
