@@ -279,6 +279,13 @@ def test_the_default_is_for_those_who_ask_for_8_bits_and_have_rows(arch):
         assert TRITON_SPACE.default(few).algorithm != "int8"
 
 
+def test_floats_serve_who_asks_for_8_bits_where_they_are_faster():
+    """As measured on sm_90; a table may still name an int8 tile there."""
+    problem = Case("mmq", "Q4_K", "float16", 512, 4096, 4096, 0, "int8").problem("sm_90")
+    assert TRITON_SPACE.default(problem).algorithm != "int8"
+    TRITON_SPACE.check(SMALL, problem)
+
+
 def test_a_tile_of_floats_may_serve_who_asks_for_8_bits():
     weight = pack_blocks_for(np.zeros((40, 144), np.uint8), "Q4_K", arch=INTERPRETER)
     tile = TRITON_SPACE.default(Case("mmq", "Q4_K", "float32", 20, 40, 256).problem(INTERPRETER))

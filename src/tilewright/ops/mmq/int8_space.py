@@ -168,8 +168,12 @@ def _choices(problem: Problem) -> Iterator[Tile]:
 
 
 def default(problem: Problem) -> Tile | None:
-    """The tile of a problem that asks for 8-bit activations and has rows enough; else None."""
-    if problem.activations != "int8" or problem.M < _FEWEST_ROWS:
+    """The tile of a problem that asks for 8-bit activations and has rows enough; else None.
+
+    None on sm_90 too, where a tuned table may still name one: on an H200 the kernels that multiply
+    x as it is were faster for each type measured, and they are more exact.
+    """
+    if problem.activations != "int8" or problem.M < _FEWEST_ROWS or problem.arch == "sm_90":
         return None
     return next(
         tile for tile in _choices(problem) if all(rule.holds(tile, problem) for rule in RULES)
