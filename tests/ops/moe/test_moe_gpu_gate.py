@@ -63,7 +63,7 @@ def test_the_space_refuses_it(wrong):
 @pytest.mark.parametrize(
     ("number", "name", "dtype"),
     [
-        pytest.param(0, "uint4", "bfloat16", id="triton-uint4"),
+        pytest.param(0, "uint4", "bfloat16", id="triton-uint4", marks=pytest.mark.slow),
         pytest.param(0, "Q4_K", "float16", id="triton-Q4_K", marks=pytest.mark.slow),
         pytest.param(3, "MXFP4", "float16", id="gemv-MXFP4", marks=pytest.mark.slow),
     ],

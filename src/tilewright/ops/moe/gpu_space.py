@@ -43,11 +43,15 @@ def _bits(weight_type: str) -> tuple[int, int, int]:
 
 
 def smem_bytes(tile: Tile, problem: Problem) -> int:
-    """An upper bound of the shared memory that a "triton" tile makes the compiler allot: the
+    """An upper bound of the shared memory that a tile makes the compiler allot. "triton": the
     weights of a step once, x and the words and scales of the steps ahead; or the outputs on their
-    way."""
-    _, bits, sub = _bits(problem.weight_type)
+    way. "hopper": the rings of x and of the weight, and barriers."""
+    low, bits, sub = _bits(problem.weight_type)
     size = _itemsize(problem)
+    if tile.algorithm == "hopper":
+        words = tile.block_n * 16 * (low + BLOCK_FORMS[problem.weight_type].high_bits)
+        numbers = tile.block_n * (128 // sub) * 8
+        return int(tile.num_stages * tile.block_m * 128 + tile.w_stages * (words + numbers) + 1024)
     w = tile.block_n * tile.block_k * size
     x = tile.block_m * tile.block_k * size
     words = tile.block_n * tile.block_k * bits // 8
@@ -60,17 +64,9 @@ def _sorted(tile: Tile) -> bool:
     return bool(tile.algorithm == "triton")
 
 
-def _hopper_bytes(tile: Tile, problem: Problem) -> int:
-    """Shared memory of a "hopper" tile: the rings of x and of the weight, and barriers."""
-    form = BLOCK_FORMS[problem.weight_type]
-    words = tile.block_n * 16 * (form.low.bits + form.high_bits)
-    numbers = tile.block_n * (128 // form.sub) * 8
-    return int(tile.num_stages * tile.block_m * 128 + tile.w_stages * (words + numbers) + 1024)
-
-
 def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
     if tile.algorithm == "hopper":
-        return tile.programs * _hopper_bytes(tile, problem) <= _HOPPER_BYTES
+        return tile.programs * smem_bytes(tile, problem) <= _HOPPER_BYTES
     limit = smem_limit_bytes(problem.arch)
     return not _sorted(tile) or limit is None or smem_bytes(tile, problem) <= limit
 
@@ -238,7 +234,7 @@ MOE_SPACE = TileSpace(
             "programs": (1, 2),
         },
         "gemv": {
-            "block_n": (4, 8, 16, 32),
+            "block_n": (1, 2, 4, 8, 16, 32),
             "block_k": (32, 64, 128, 256, 512, 1024, 2048),
             "num_warps": (1, 2, 4, 8),
             "num_stages": (1, 2, 3, 4),
