@@ -87,17 +87,20 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
 
 
 def _compile_mmq(problem: Problem, tile: Tile) -> tuple[Compiled, ...]:
-    from tilewright.ops.mmq.triton_gemm import launch_mmq, workspace_mmq
+    from tilewright.ops.mmq.gpu import kernel_of
 
     MMQ_SPACE.check(tile, problem)
     m, n, k = problem.M, problem.N, problem.K
     weight = _blocks(problem.weight_type, n, k)
     check_triton()
+    kernel = kernel_of(tile.algorithm)
     x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
 
     def launch() -> None:
-        scratch = _scratch(*workspace_mmq(tile, m, n, k, target_units(_META)))
-        launch_mmq(x, weight, None, y, tile, scratch)
+        needs = (0, 0)
+        if kernel.needs is not None:
+            needs = kernel.needs(tile, m, n, k, target_units(_META))
+        kernel.launch(x, weight, None, y, tile, _scratch(*needs))
 
     return cross_compile(launch, problem.arch)
 

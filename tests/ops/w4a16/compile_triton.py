@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tilewright.formats.w4 import W4Codes
+from tilewright.isa.hazards import overwritten_operands
 from tilewright.layout.triton import WordsW4, pack_w4_words
 from tilewright.ops.cross import Compiled, cross_compile
 from tilewright.ops.w4a16 import triton_gemm
@@ -57,17 +58,19 @@ def compile_job(job: dict[str, Any]) -> tuple[Compiled, ...]:
 
     if job.get("wide"):
         triton_gemm.spans_wide = lambda tensor: True
+    if job.get("unawaited"):
+        triton_gemm.has_wgmma = lambda arch: False
     return cross_compile(launch, job["arch"])
 
 
 def result(job: dict[str, Any]) -> dict[str, Any]:
-    spans_wide = triton_gemm.spans_wide
+    spans_wide, has_wgmma = triton_gemm.spans_wide, triton_gemm.has_wgmma
     try:
         kernel, *others = compile_job(job)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
     finally:
-        triton_gemm.spans_wide = spans_wide
+        triton_gemm.spans_wide, triton_gemm.has_wgmma = spans_wide, has_wgmma
     text = kernel.text("amdgcn") or kernel.text("ptx")
     matrix = re.search(r"v_wmma_\w+|v_mfma_\w+|wgmma\.mma\w+|mma\.sync", text)
     spilled = re.findall(r"\.vgpr_spill_count:\s+(\d+)|(\d+) bytes spill stores", text + kernel.log)
@@ -83,6 +86,7 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
         "packed": len(re.findall(r"v_pk_mul_f16|mul\.rn\.b?f16x2", text)),
         "asm": kernel.text("ttir").count("elementwise_inline_asm"),
         "wide_multiplies": len(re.findall(r"muli.*xi64>", kernel.text("ttir"))),
+        "overwritten": len(overwritten_operands(kernel)),
         "mentions_fault": "FAULT" in kernel.text("ttir"),
     }
 

@@ -24,8 +24,8 @@ _ENOUGH_DOTS = 384
 _ENOUGH_TILES = 100  # that keep most of an H200's 132 multiprocessors busy
 # (block_m, block_n, block_k, num_warps, num_stages) for words of the order "k32".
 _HOPPER = (
-    (256, 128, 128, 8, 3), (128, 128, 128, 8, 3), (64, 128, 128, 8, 4),
-    (256, 64, 64, 4, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (32, 64, 64, 4, 4),
+    (256, 64, 64, 4, 3), (128, 128, 128, 8, 3), (64, 128, 128, 8, 4),
+    (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (32, 64, 64, 4, 4),
     (256, 128, 32, 8, 4), (128, 128, 32, 8, 4), (64, 64, 32, 4, 4), (32, 64, 32, 4, 4),
 )  # fmt: skip
 _Step = tuple[int, int, int, int]  # block_m, block_n, block_k, num_warps

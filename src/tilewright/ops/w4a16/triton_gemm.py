@@ -12,6 +12,7 @@ weights of them in registers (`triton_parts`), and multiplies, in one of two ord
 
 On Hopper the left operand of a dot may come from registers: "wx" with words of the order "k32"
 takes weights there without a trip through shared memory. Elsewhere an operand goes through it.
+Each step then waits for its products (AWAIT, see `tilewright.ops.wgmma`).
 
 Words, scales and zero points lie as `tilewright.layout.triton` draws them; every operand has its
 own strides. A step reads one scale a column, so BLOCK_K divides the group, unless one group is all
@@ -55,6 +56,7 @@ from tilewright.ops.w4a16.triton_parts import (
     dequantize_scalar,
     to_float32,
 )
+from tilewright.ops.wgmma import awaited, has_wgmma
 from tilewright.tiles.tile import Tile
 
 __all__ = ["INTERPRETED", "launch_shares", "launch_w4a16", "weight_arguments"]
@@ -70,8 +72,8 @@ def _w4a16_kernel(
     HAS_BIAS: tl.constexpr, DEQUANT: tl.constexpr, ASM: tl.constexpr, ROUND: tl.constexpr,
     ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr,
-    FAULT: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, AWAIT: tl.constexpr,
+    INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """One tile of y, or of one share of it. GROUP is 0 when one group is all of K; ZEROS is "none",
     "bytes" or "packed"; SCALES "one", or "two" where a load takes the scales of two rows."""
@@ -187,6 +189,8 @@ def _w4a16_kernel(
             acc = tl.dot(x, w, acc, input_precision="ieee")
         else:
             acc = tl.dot(w, x, acc, input_precision="ieee")
+            if AWAIT:
+                acc = awaited(acc)
 
     y_ptrs = y_ptr + tl.expand_dims(offs_m * stride_ym, AXIS)
     y_ptrs += tl.expand_dims(offs_n * stride_yn, 1 - AXIS)
@@ -272,8 +276,8 @@ def launch_shares(
         GROUP_M=fields.get("group_m", 8), SPLIT=shares,
         EVEN_K=k % max(tile.block_k, 32) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight_tensors(weight))),
-        INTERPRET=INTERPRETED, FAULT=fields.get("planted", ""),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        AWAIT=order == "wx" and has_wgmma(target_arch(x.device)), INTERPRET=INTERPRETED,
+        FAULT=fields.get("planted", ""), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 

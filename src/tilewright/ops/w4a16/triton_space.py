@@ -59,7 +59,6 @@ _SUMS = 64  # of "skinny", which holds as many of one step beside them
 _NVIDIA_REGISTERS = 65536  # of one multiprocessor
 _AMD_REGISTERS = 256  # of a thread of RDNA
 _CDNA_OTHERS = 100  # that tiles of 16 warps needed beside what `amd_registers` counts
-_SERIALIZED = 8192  # weights a step; seen with Triton 3.6 and 3.7, fewer and more are fine
 
 
 def smem_limit_bytes(arch: str) -> int | None:
@@ -194,7 +193,7 @@ def _pipelines(tile: Tile, problem: Problem) -> bool:
         return True
     if tile.block_m < 64 or tile.block_n < 64 or tile.num_warps < 4:
         return True  # bound by memory, or too small for wgmma
-    return bool(tile.block_n == 16 * tile.num_warps and tile.block_n * tile.block_k != _SERIALIZED)
+    return bool(tile.block_n == 16 * tile.num_warps)
 
 
 RULES = (
@@ -232,8 +231,8 @@ RULES = (
     ),
     Rule(
         "one product after another",
-        "as the left operand on sm_90, each warp takes 16 rows of w; else, and for 8192 weights a "
-        "step, ptxas waits for every wgmma before the next (C7515)",
+        "as the left operand on sm_90, each warp takes 16 rows of w; else ptxas waits for every "
+        "wgmma before the next (C7515)",
         _pipelines,
     ),
     Rule(
