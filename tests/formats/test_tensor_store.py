@@ -109,3 +109,12 @@ def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").write_bytes(GOOD[:length])
         with pytest.raises(FormatError, match=r"model\.safetensors"):
             read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("second", [2, 3, 4, 5])
+def test_a_header_that_is_as_long_as_a_pickle_begins_is_read(second: int, tmp_path: Path) -> None:
+    """Its length, the file's first bytes, reads 0x80 and a pickle's protocol."""
+    padded = GOOD[8:DATA_START].ljust(0x80 + 256 * second) + GOOD[DATA_START:]
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 0x80 + 256 * second) + padded)
+    (tmp_path / "config.json").write_text("{}")
+    assert sorted(read_checkpoint(tmp_path).dense) == ["a", "b"]

@@ -12,8 +12,12 @@ __all__ = ["existing_file", "guess", "is_pickle"]
 def is_pickle(head: bytes) -> bool:
     """True for a pickle or for the zip archive in which torch.save wraps one.
 
-    Neither is ever opened: loading a pickle runs whatever code its author put there.
+    Neither is ever opened: loading a pickle runs whatever code its author put there. A safetensors
+    file whose header has, say, 1,408 bytes begins with a pickle's first two bytes; what follows
+    tells them apart.
     """
+    if head[4:9] == b"\0\0\0\0{":
+        return False
     return head[:4] == b"PK\x03\x04" or (len(head) >= 2 and head[0] == 0x80 and 2 <= head[1] <= 5)
 
 
