@@ -180,7 +180,17 @@ def config_from_checkpoint(description: Mapping[str, Any], *, file: object) -> P
         fields.pop(key, None)
     for key in ("dtype", "torch_dtype", "transformers_version", "_name_or_path", "auto_map"):
         fields.pop(key, None)
-    return _made(kind, fields, file, "config.json makes")
+    return _made(kind, {key: _number(v) for key, v in fields.items()}, file, "config.json makes")
+
+
+def _number(value: Any) -> Any:
+    """A value of config.json, with the infinities that transformers spells {"__float__": ...}."""
+    if isinstance(value, dict):
+        spelled = value.get("__float__")
+        if spelled in ("Infinity", "-Infinity") and len(value) == 1:
+            return float(spelled)
+        return {key: _number(item) for key, item in value.items()}
+    return [_number(item) for item in value] if isinstance(value, list) else value
 
 
 class _Fields:

@@ -20,6 +20,8 @@ __all__ = ["HYBRIDS", "hybrid_options"]
 HYBRIDS = ("mamba2", "nemotron_h", "granitehybrid", "falcon-h1")
 """GGUF architectures of this file."""
 
+_NO_LIMIT = 1e-30  # of dt, from below; not 0, whose logarithm transformers would take
+
 
 class _Fields(Protocol):
     file: object
@@ -127,7 +129,7 @@ def _nemotron(fields: _Fields, mixer: _Mixer, layers: int) -> dict[str, Any]:
     options: dict[str, Any] = {
         "layers_block_type": kinds, "ssm_state_size": mixer.state,
         "mamba_num_heads": mixer.heads, "mamba_head_dim": mixer.head_dim,
-        "n_groups": mixer.groups, "conv_kernel": mixer.taps, "time_step_min": 0.0,
+        "n_groups": mixer.groups, "conv_kernel": mixer.taps, "time_step_min": _NO_LIMIT,
         "max_position_embeddings": fields.integer("context_length"),
         "intermediate_size": _one(fields, "feed_forward_length", widths),
     }  # fmt: skip
