@@ -175,7 +175,10 @@ class Trial:
         return y
 
     def compare(
-        self, y: torch.Tensor | Results, operands: Operands, check: str | None = None,
+        self,
+        y: torch.Tensor | Results,
+        operands: Operands,
+        check: str | None = None,
         when: str = "",
     ) -> None:
         if operands.ref is None or operands.model is None:

@@ -28,6 +28,7 @@ from tilewright.ops.contract import DTYPES, Case, Inputs, OpSpec, Results, rng_f
 from tilewright.ops.conv1d.args import ConvArgs
 from tilewright.ops.conv1d.reference import conv_reference, conv_terms
 from tilewright.ops.space import TileSpace
+from tilewright.ops.ssd.draw import guarded
 from tilewright.tiles.tile import Problem
 
 __all__ = ["SPEC", "ConvOperand", "operands", "results"]
@@ -36,7 +37,6 @@ F64 = npt.NDArray[np.float64]
 
 WEIGHT_TYPES = ("w2", "w3", "w4", "w5", "w8")
 _OP = "conv1d"
-_GUARD = 64
 _UNIT = 2.0**-24
 
 
@@ -103,7 +103,7 @@ def _make_inputs(case: Case, seed: int) -> Inputs:
     rng = rng_for(seed, case.id, "operands")
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return _guarded((scale * rng.standard_normal(shape)).astype(np.float32), case.dtype)
+        return guarded((scale * rng.standard_normal(shape)).astype(np.float32), case.dtype)
 
     x = _laid_out(rng.standard_normal((rows, length, case.N)).astype(np.float32), case)
     operand = ConvOperand(
@@ -116,18 +116,11 @@ def _make_inputs(case: Case, seed: int) -> Inputs:
     return Inputs(case, x, operand, operand)
 
 
-def _guarded(values: npt.NDArray[np.float32], dtype: torch.dtype) -> torch.Tensor:
-    """The values between NaN."""
-    buffer = torch.full((_GUARD + values.size + _GUARD,), float("nan"), dtype=dtype)
-    view = buffer[_GUARD : _GUARD + values.size].view(values.shape)
-    return view.copy_(torch.from_numpy(values))
-
-
 def _laid_out(values: npt.NDArray[np.float32], case: Case) -> torch.Tensor:
     """x alone; "strided", as columns of a wider projection; "transposed", its tokens fastest."""
     rows, length, n = values.shape
     if not {"strided", "transposed"} & set(case.flags):
-        return _guarded(values, case.dtype)
+        return guarded(values, case.dtype)
     tall, wide = length + 3, n + 40
     buffer = torch.full((rows * tall * wide,), float("nan"), dtype=case.dtype)
     if "transposed" in case.flags:

@@ -31,6 +31,7 @@ from tilewright.ops.contract import DTYPES, Case, Inputs, OpSpec, Results, rng_f
 from tilewright.ops.space import TileSpace
 from tilewright.ops.ssd.args import ScanArgs
 from tilewright.ops.ssd.cpu_space import CHUNKS
+from tilewright.ops.ssd.draw import guarded, laid_out, rates
 from tilewright.ops.ssd.error_model import scan_sigma
 from tilewright.ops.ssd.reference import ssd_reference
 from tilewright.tiles.tile import Problem
@@ -50,7 +51,6 @@ F64 = npt.NDArray[np.float64]
 
 WEIGHT_TYPES = tuple(f"p{p}" for p in (*range(8, 129, 8), 192, 256))
 _OP = "ssd"
-_GUARD = 64
 _MOST_STATE = 256
 _JUDGED_VALUES = 1 << 14  # of the states of judged heads
 _MODELS = (  # heads, head dimension, state, groups, tokens, sequences
@@ -192,7 +192,7 @@ def _make_inputs(case: Case, seed: int) -> Inputs:
     def normal(*shape: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
         return (scale * rng.standard_normal(shape)).astype(np.float32)
 
-    A, bias, raw = _rates(case, heads, (rows, length), rng)
+    A, bias, raw = rates(case, heads, (rows, length), rng)
     gate = "gate" in case.flags
     # C . B is of size 1, whatever the number of its terms.
     parts = {
@@ -202,78 +202,21 @@ def _make_inputs(case: Case, seed: int) -> Inputs:
         "z": normal(rows, length, heads, p) if gate else None,
         "dt": raw,
     }
-    views = _laid_out({k: v for k, v in parts.items() if v is not None}, case)
+    views = laid_out({k: v for k, v in parts.items() if v is not None}, case)
     D = initial = cu_seqlens = None
     if "plain" not in case.flags:
-        D = _guarded(normal(heads, p) if "wide-skip" in case.flags else normal(heads))
+        D = guarded(normal(heads, p) if "wide-skip" in case.flags else normal(heads))
     if "initial" in case.flags:
-        initial = _guarded(normal(len(lengths), heads, p, case.K))
+        initial = guarded(normal(len(lengths), heads, p, case.K))
     if packed:
         cu_seqlens = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32))
     operand = SsdOperand(
-        dt=views["dt"], A=_guarded(A), B=views["B"], C=views["C"], D=D, z=views.get("z"),
-        dt_bias=None if bias is None else _guarded(bias), dt_softplus=bias is not None,
+        dt=views["dt"], A=guarded(A), B=views["B"], C=views["C"], D=D, z=views.get("z"),
+        dt_bias=None if bias is None else guarded(bias), dt_softplus=bias is not None,
         dt_limit=(0.004, 0.05) if "limit" in case.flags else (0.0, float("inf")),
         initial_states=initial, cu_seqlens=cu_seqlens,
     )  # fmt: skip
     return Inputs(case, views["x"], operand, operand)
-
-
-def _rates(
-    case: Case, heads: int, shape: tuple[int, int], rng: np.random.Generator
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, npt.NDArray[np.float32]]:
-    """A [H], the bias of dt [H] or None, and raw dt [b, L, H]."""
-    low, high = {"strong": (2.0, 4.0), "weak": (-6.0, -3.0), "threshold": (-4.0, -2.0)}.get(
-        next((f for f in case.flags if f in ("strong", "weak", "threshold")), ""), (-1.0, 3.0)
-    )
-    A = -np.logspace(low, high, heads) if heads > 1 else -np.full(1, 10 ** ((low + high) / 2))
-    noise = rng.standard_normal((*shape, heads))
-    if "plain" in case.flags:
-        return A.astype(np.float32), None, (0.02 * np.exp(0.5 * noise)).astype(np.float32)
-    if "threshold" in case.flags:
-        bias = np.full(heads, 10.0)
-        raw = 10.0 + 0.01 * noise
-        raw[:, ::3] = 10.0  # exactly 20 with the bias
-    else:
-        bias = np.log(np.expm1(np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), heads))))
-        raw = 0.5 * noise
-    return A.astype(np.float32), bias.astype(np.float32), raw.astype(np.float32)
-
-
-def _guarded(values: npt.NDArray[np.float32]) -> torch.Tensor:
-    """float32, between NaN."""
-    buffer = torch.full((_GUARD + values.size + _GUARD,), float("nan"))
-    view = buffer[_GUARD : _GUARD + values.size].view(values.shape)
-    return view.copy_(torch.from_numpy(values))
-
-
-def _laid_out(parts: dict[str, npt.NDArray[np.float32]], case: Case) -> dict[str, torch.Tensor]:
-    """Each [b, L, ...] in memory as the case's flags ask: alone, or as views of one projection."""
-    if not {"strided", "transposed"} & set(case.flags):
-        return {name: _guarded(v).to(case.dtype) if v.size == 0 else _alone(v, case.dtype)
-                for name, v in parts.items()}  # fmt: skip
-    rows, length = parts["x"].shape[:2]
-    widths = {name: int(np.prod(v.shape[2:])) for name, v in parts.items()}
-    wide = sum(widths.values()) + 8 * len(widths) + 8
-    tall = length + 3
-    buffer = torch.full((_GUARD + rows * wide * tall + _GUARD,), float("nan"), dtype=case.dtype)
-    body = buffer[_GUARD : len(buffer) - _GUARD].view(rows, -1)
-    if "transposed" in case.flags:
-        whole = body.view(rows, wide, tall).transpose(1, 2)[:, :length]
-    else:
-        whole = body.view(rows, tall, wide)[:, :length]
-    views, at = {}, 8
-    for name, v in parts.items():
-        view = whole[:, :, at : at + widths[name]].unflatten(2, v.shape[2:])
-        views[name] = view.copy_(torch.from_numpy(v))
-        at += widths[name] + 8
-    return views
-
-
-def _alone(values: npt.NDArray[np.float32], dtype: torch.dtype) -> torch.Tensor:
-    buffer = torch.full((_GUARD + values.size + _GUARD,), float("nan"), dtype=dtype)
-    view = buffer[_GUARD : _GUARD + values.size].view(values.shape)
-    return view.copy_(torch.from_numpy(values))
 
 
 def judged_heads(case: Case) -> list[int]:
