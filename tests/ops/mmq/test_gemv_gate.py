@@ -65,7 +65,9 @@ def test_the_space_refuses_it(wrong):
     [
         ("Q4_1", "float16", 8, 96, {"split_k": 2, "ahead": 1}),
         ("MXFP4", "bfloat16", 5, 160, {}),
-        ("Q8_0", "float32", 2, 96, {"block_m": 2, "block_n": 8}),
+        pytest.param(
+            "Q8_0", "float32", 2, 96, {"block_m": 2, "block_n": 8}, marks=pytest.mark.slow
+        ),
         pytest.param("Q6_K", "float16", 16, 256, {"block_m": 16}, marks=pytest.mark.slow),
     ],
 )

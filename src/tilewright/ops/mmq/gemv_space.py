@@ -11,7 +11,7 @@ Defaults follow what one H200 measured; other chips keep the tiles of "triton".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ __all__ = ["FIELDS", "PLANTED", "RULES", "default", "extents"]
 
 LEAST_DOT = 8
 """Rows of x from which matrix units multiply."""
+
+_WARPS = 4  # of a program, by default
+_ENOUGH = 512  # programs of so many warps that keep a GPU's memory busy
 
 FIELDS: dict[str, tuple[Any, ...]] = {
     "block_m": (1, 2, 4, 8, 16),
@@ -104,13 +107,29 @@ def _tile(
     )  # fmt: skip
 
 
-def _choices(problem: Problem) -> Iterator[Tile]:
-    yield _tile(8 if problem.M <= 8 else 16, 16, 8, 2, 1)
+def _measured(problem: Problem) -> bool:
+    """Whether one GPU has shown that "gemv" is the right choice for such products."""
+    return (
+        problem.arch == "sm_90" and problem.M <= 16 and problem.activations == "float"
+        and problem.act_dtype != "float32"
+    )  # fmt: skip
 
 
 def default(problem: Problem) -> Tile | None:
-    """The tile of a product of few rows on a chip that it was measured on; else None."""
-    return None
+    """The tile of a product of few rows on a chip that was measured; else None.
+
+    Four warps a program, and shares of K until there are warps enough to keep the memory busy.
+    """
+    if not _measured(problem):
+        return None
+    block_m = 8 if problem.M <= 8 else 16
+    lane = 128 // BLOCK_FORMS[problem.weight_type].low.bits  # columns of a lane in a unit
+    units = 1 if lane == 64 else 2
+    steps = max(1, problem.K // (4 * lane * units * _WARPS))
+    programs, split_k = -(-problem.N // 16), 1
+    while split_k < 16 and split_k * programs < _ENOUGH and 2 * split_k <= steps:
+        split_k *= 2
+    return _tile(block_m, 16, _WARPS, units, 1, split_k)
 
 
 def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
