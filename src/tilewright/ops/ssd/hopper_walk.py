@@ -2,13 +2,13 @@
 
 One program walks over the chunks of one head (64 of its channels), of 64 tokens each::
 
-    loader    1 warp   x, B, C, C B^T, sums and steps of a chunk to shared memory, STAGES ahead
+    loader    1 warp   x, B, C, sums and steps of a chunk to shared memory, STAGES ahead
     masker    4 warps  M[i, j] = (C B^T)[i, j] 2^(sum_i - sum_j) dt[j]  (j <= i), + D where i = j
     walker    4 warps  y^T = 2^sum_i (S C^T) + x^T M^T;  S = 2^last S + (dt 2^(last - sum_j) x)^T B
 
 All products are wgmma. The state S [64, N] stays in the walker's registers as float32 sums, and is
-the left operand of the next chunk's first product as it lies. C B^T comes from a kernel of its own
-(`triton_output`): the heads of a group share it.
+the left operand of the next chunk's first product as it lies. The walker's three products of a
+chunk run side by side, under the outputs of this chunk and the weighting of the next one's x.
 
 Rows of x behind its 64 channels are another head's, and only make outputs that are not stored. In a
 sequence's last chunk, rows of x and B behind its end are another sequence's: the walker clears them
@@ -70,14 +70,14 @@ def _span(cu_ptr, L, H, NC, SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.
 
 @gluon.jit
 def _loader(
-    x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, xs, bs, cs, cbs, sums, steps, full,
-    empty, cu_ptr, L, H, P, G, NC, SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr, MADE: gl.constexpr,
+    x_desc, b_desc, c_desc, sums_desc, steps_desc, xs, bs, cs, sums, steps, full, empty,
+    cu_ptr, L, H, P, G, NC, SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One warp: all of a chunk, as buffers become free."""
     h, seq, segment, start, end, slot = _span(cu_ptr, L, H, NC, SEGMENTS, PACKED, Q)
     g = h // (H // G)
-    BYTES: gl.constexpr = (64 * Q + 2 * Q * N + (1 - MADE) * Q * Q) * 2 + 2 * Q * 4
+    BYTES: gl.constexpr = (64 * Q + 2 * Q * N) * 2 + 2 * Q * 4
     column = h * P + gl.program_id(1) * 64
     count = (end - start + Q - 1) // Q
     for t in range(count):
@@ -87,8 +87,6 @@ def _loader(
         mbarrier.expect(bar, BYTES)
         row = start + t * Q
         tma_load(c_desc, [row, g * N], bar, cs.index(stage))
-        if not MADE:
-            tma_load(cb_desc, [((slot + t) * G + g) * Q, 0], bar, cbs.index(stage))
         tma_load(sums_desc, [(slot + t) * H + h, 0], bar, sums.index(stage))
         tma_load(steps_desc, [(slot + t) * H + h, 0], bar, steps.index(stage))
         tma_load(x_desc, [row, column], bar, xs.index(stage))
@@ -97,10 +95,10 @@ def _loader(
 
 @gluon.jit
 def _masker(
-    bs, cs, cbs, sums, steps, ms, weights, grown, full, mfull, mempty, d_ptr, sums_ptr, units_ptr,
+    bs, cs, sums, steps, ms, weights, grown, full, mfull, mempty, d_ptr, sums_ptr, units_ptr,
     stride_dh, cu_ptr, L, H, NC,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, STAGES: gl.constexpr,
-    MADE: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, TILE: gl.constexpr,
+    D: gl.constexpr, DTYPE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Four warps: M of every chunk, the weights of its x and the growth of its y, two chunks ahead
     of the walker at most."""
@@ -120,10 +118,9 @@ def _masker(
         line += H
         after, next_unit = _scalars(sums_ptr + line * Q, units_ptr + line, t + 1 < count, Q, DTYPE)
         mbarrier.wait(full.index(stage), (t // STAGES) & 1)
-        if MADE:
-            m = gl.zeros((Q, Q), gl.float32, TILE)
-            b = bs.index(stage).permute((1, 0))
-            m = warpgroup_mma(cs.index(stage), b, m, use_acc=False, is_async=True)
+        m = gl.zeros((Q, Q), gl.float32, TILE)
+        b = bs.index(stage).permute((1, 0))
+        m = warpgroup_mma(cs.index(stage), b, m, use_acc=False, is_async=True)
         sums_j = sums.index(stage).load(TILE)
         sums_i = sums.index(stage).permute((1, 0)).load(TILE)
         steps_j = steps.index(stage).load(TILE)
@@ -132,10 +129,7 @@ def _masker(
         if DTYPE == gl.float16:
             weight = weight * (1.0 / unit)
         growth = gl.exp2(sums_j)
-        if MADE:
-            m = warpgroup_mma_wait(0, [m])
-        else:
-            m = cbs.index(stage).load(TILE).to(gl.float32)
+        m = warpgroup_mma_wait(0, [m])
         m = gl.where(below, m * decays, 0.0)
         if D == "head":
             m = gl.where(diagonal, m + d, m)
@@ -280,24 +274,20 @@ def _walker(
 
 @gluon.jit
 def _walk_hopper_kernel(
-    x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, y_ptr, z_ptr, d_ptr, sums_ptr,
+    x_desc, b_desc, c_desc, sums_desc, steps_desc, y_ptr, z_ptr, d_ptr, sums_ptr,
     units_ptr, enter_ptr, final_ptr, cu_ptr, L, H, P, G, NC, stride_dh,
     stride_zb, stride_zl, stride_zh, stride_zp,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr, D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
-    MADE: gl.constexpr, ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr,
-    ROWS: gl.constexpr, TILE: gl.constexpr, REGISTERS: gl.constexpr,
+    ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr,
+    ROWS: gl.constexpr, TILE: gl.constexpr, M_SHARED: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """64 channels of one head over one segment."""
     DTYPE: gl.constexpr = x_desc.dtype
     xs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, 64], x_desc.layout)
     bs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], b_desc.layout)
     cs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, N], c_desc.layout)
-    if MADE:
-        cbs = cs
-    else:
-        cbs = gl.allocate_shared_memory(DTYPE, [STAGES, Q, Q], cb_desc.layout)
-    ms = gl.allocate_shared_memory(DTYPE, [2, Q, Q], cb_desc.layout)
+    ms = gl.allocate_shared_memory(DTYPE, [2, Q, Q], M_SHARED)
     sums = gl.allocate_shared_memory(gl.float32, [STAGES, 1, Q], sums_desc.layout)
     steps = gl.allocate_shared_memory(gl.float32, [STAGES, 1, Q], steps_desc.layout)
     weights = gl.allocate_shared_memory(gl.float32, [2, 1, Q], sums_desc.layout)
@@ -322,13 +312,13 @@ def _walk_hopper_kernel(
                 HAS_Z, HAS_ENTER, DTYPE, ACC_Y, ACC_S, OUT, ROWS,
             )),
             (_masker, (
-                bs, cs, cbs, sums, steps, ms, weights, grown, full, mfull, mempty, d_ptr, sums_ptr,
-                units_ptr, stride_dh, cu_ptr, L, H, NC, SEGMENTS, PACKED, Q, STAGES, MADE, D,
-                DTYPE, TILE,
+                bs, cs, sums, steps, ms, weights, grown, full, mfull, mempty, d_ptr, sums_ptr,
+                units_ptr, stride_dh, cu_ptr, L, H, NC, SEGMENTS, PACKED, Q, STAGES, D, DTYPE,
+                TILE,
             )),
             (_loader, (
-                x_desc, b_desc, c_desc, cb_desc, sums_desc, steps_desc, xs, bs, cs, cbs, sums,
-                steps, full, empty, cu_ptr, L, H, P, G, NC, SEGMENTS, PACKED, Q, N, STAGES, MADE,
+                x_desc, b_desc, c_desc, sums_desc, steps_desc, xs, bs, cs, sums, steps, full,
+                empty, cu_ptr, L, H, P, G, NC, SEGMENTS, PACKED, Q, N, STAGES,
             )),
         ],
         [4, 1],
@@ -337,16 +327,15 @@ def _walk_hopper_kernel(
 
 
 @functools.cache
-def _layouts(d_state: int, made: bool) -> dict[str, Any]:
-    tile = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    if made:
-        tile = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
+def _layouts(d_state: int, dtype: Any) -> dict[str, Any]:
+    sums = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     return {
-        "TILE": tile,
-        "ACC_Y": gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]),
+        "TILE": sums,
+        "ACC_Y": sums,
         "ACC_S": gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d_state, 16]),
         "OUT": gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]),
         "ROWS": gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]),
+        "M_SHARED": gl.NVMMASharedLayout.get_default_for([CHUNK, CHUNK], dtype),
     }
 
 
@@ -377,8 +366,7 @@ def launch_walk_hopper(
     slots: int,
     steps: torch.Tensor,
     sums: torch.Tensor,
-    units: torch.Tensor,
-    cb: torch.Tensor | None,
+    units: torch.Tensor | None,
     enter: torch.Tensor | None,
     *,
     segments: int,
@@ -388,8 +376,7 @@ def launch_walk_hopper(
 
     Args:
         args: that `serves`.
-        steps, sums, units: as `launch_prepare` leaves them, of `slots` slots.
-        cb: as `launch_products` leaves it, in one block a chunk; None to make the products here.
+        steps, sums, units: as `launch_prepare` leaves them, of `slots` slots; units for float16.
         enter: as of `triton_walk.launch_walk`.
     """
     x, z, d, packed = args.x, args.z, args.D, args.cu_seqlens is not None
@@ -412,21 +399,20 @@ def launch_walk_hopper(
         return descriptor(t, *found, [CHUNK, width])
 
     lines = slots * heads
-    products = slots * args.groups * CHUNK
     _walk_hopper_kernel[(heads * args.sequences * segments, triton.cdiv(args.head_dim, _ROWS))](
         tokens(x, heads * args.head_dim, _ROWS), tokens(args.B, args.groups * n, n),
         tokens(args.C, args.groups * n, n),
-        descriptor(args.y if cb is None else cb, [products, CHUNK], [CHUNK, 1], [CHUNK, CHUNK]),
         descriptor(sums, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
         descriptor(steps, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
-        args.y, x if z is None else z, sums if d is None else d, sums, units,
+        args.y, x if z is None else z, sums if d is None else d, sums,
+        sums if units is None else units,
         sums if enter is None else enter, args.final_states,
         args.cu_seqlens if packed else sums,
         args.length, heads, args.head_dim, args.groups, max(1, triton.cdiv(args.length, CHUNK)),
         0 if d is None else d.stride(0), *(x if z is None else z).stride(),
         SEGMENTS=segments, PACKED=packed, Q=CHUNK, N=n, STAGES=num_stages,
         D="none" if d is None else "head" if d.dim() == 1 else "full",
-        HAS_Z=z is not None, HAS_ENTER=enter is not None, REGISTERS=_REGISTERS, **_layouts(n, cb is None),
-        MADE=cb is None,
+        HAS_Z=z is not None, HAS_ENTER=enter is not None, REGISTERS=_REGISTERS,
+        **_layouts(n, dtype),
         num_warps=4,
     )  # fmt: skip

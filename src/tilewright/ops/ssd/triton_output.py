@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.ops.cross import target_arch
 from tilewright.ops.ssd.args import ScanArgs
 from tilewright.ops.ssd.triton_parts import (
     as_operand,
@@ -31,6 +32,7 @@ from tilewright.ops.ssd.triton_parts import (
     to_float32,
 )
 from tilewright.ops.ssd.triton_prepare import INTERPRETED, LOG2E
+from tilewright.ops.wgmma import awaited, has_wgmma
 
 __all__ = ["launch_output", "launch_products", "silu"]
 
@@ -84,7 +86,7 @@ def _output_kernel(
     CB: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, PACKED: tl.constexpr, INTERPRET: tl.constexpr,
-    FAULT: tl.constexpr, STAGES: tl.constexpr,
+    FAULT: tl.constexpr, STAGES: tl.constexpr, WGMMA: tl.constexpr,
 ):  # fmt: skip
     """BLOCK tokens x BLOCK_P of y, for HEADS heads. CB is "once", "anew" or "read"."""
     # Which part: heads first, so that those that share B and C run together.
@@ -163,6 +165,8 @@ def _output_kernel(
                 m = tl.where(below, cb * decay(difference) * steps_j[None, :], 0.0)
             m = operand(m, dtype, INTERPRET)
             acc = tl.dot(m, as_operand(x, INTERPRET), acc, input_precision="ieee")
+            if WGMMA:  # m lies in registers
+                acc = awaited(acc)
         if HAS_D:
             skip = to_float32(tl.load(x_ptrs + row * stride_xl, mask=mask_ip, other=0.0), INTERPRET)
             d = tl.load(d_ptr + h * stride_dh + offs_p * stride_dp, mask=mask_p, other=0.0)
@@ -234,5 +238,7 @@ def launch_output(
         HEADS=heads, CHUNK=chunk, BLOCK=block, BLOCK_P=block_p,
         BLOCK_N=max(16, triton.next_power_of_2(args.d_state)),
         HAS_D=d is not None, HAS_Z=z is not None, PACKED=packed, INTERPRET=INTERPRETED,
-        FAULT=fault, STAGES=num_stages, num_warps=num_warps, num_stages=num_stages,
+        FAULT=fault, STAGES=num_stages,
+        WGMMA=x.dtype != torch.float32 and has_wgmma(target_arch(x.device)),
+        num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -58,7 +58,8 @@ def _arrays(args: ScanArgs, tile: Tile) -> dict[str, int]:
         floats["products"] = products
         return floats
     if tile.algorithm == "hopper":
-        floats["units"] = slots * args.heads
+        if args.x.dtype == torch.float16:
+            floats["units"] = slots * args.heads
     if tile.algorithm in ("persistent", "hopper") and tile.segments > 1:
         floats["added"] = args.sequences * tile.segments * state
         floats["logs"] = args.sequences * tile.segments * args.heads
@@ -117,7 +118,7 @@ def launch_scan(args: ScanArgs, tile: Tile, workspace: Workspace) -> None:
             from tilewright.ops.ssd.hopper_walk import launch_walk_hopper
 
             launch_walk_hopper(
-                args, slots, steps, sums, part["units"], None, enter, segments=tile.segments,
+                args, slots, steps, sums, part.get("units"), enter, segments=tile.segments,
                 num_stages=tile.num_stages,
             )  # fmt: skip
         else:
