@@ -15,6 +15,7 @@ import torch
 
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.isa.count import inner_loop, parse, vendor_of
+from tilewright.isa.hazards import overwritten_operands
 from tilewright.isa.sass import listing_text
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.cross import Compiled, cross_compile
@@ -51,11 +52,12 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
     spilled = re.findall(r"\.vgpr_spill_count:\s+(\d+)|(\d+) bytes spill stores", text + kernel.log)
     return {
         "error": "",
-        "kernels": [kernel.name for kernel in found],
+        "kernels": [made.name for made in found],
         "matrix": {name: n for name, n in names.items() if re.fullmatch(matrix, name)},
         "shared_bytes": kernel.metadata["shared"],
         "spilled": max((int(a or b) for a, b in spilled), default=0),
         "serialized": re.findall(r"C7\d\d\d", kernel.log),
+        "overwritten": [str(found) for found in overwritten_operands(kernel)],
         "mentions_fault": "FAULT" in kernel.text("ttir"),
     }
 

@@ -94,11 +94,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 
 def held(job: dict[str, Any], found: dict[str, Any]) -> None:
-    """It compiles for integer matrix units, does not spill, waits for no product but its own, and
-    allots what the space reckons."""
+    """It compiles for integer matrix units, does not spill, waits for no product but its own, never
+    writes an operand of one under way, and allots what the space reckons."""
     assert found["error"] == ""
     assert found["spilled"] == 0
     assert found["serialized"] == []
+    assert found["overwritten"] == []
     assert found["mentions_fault"] is False
     unit = UNITS[job["arch"][:5]] if job["tile"].block_n >= 64 else "IMMA"
     assert found["matrix"]
