@@ -13,6 +13,9 @@ The file is made on the device (`synthetic_gguf`): the shapes and types of a Q4_
 2. The whole file is loaded, and llama-bench's tests are timed, repetitions interleaved. A prompt's
    kernels are listed by op.
 
+Kernels are compiled beforehand in many processes (`warm_models`). The result file is written after
+the check and again after every round of samples: a run that is cut short has shown what it got to.
+
 What llama.cpp reached on an H200 with a file of the same shapes and types stands beside it
 (`ANCHORS`), and what was to be reached (`BARS`).
 """
@@ -23,7 +26,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", default="4096,16384")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="begin no round of samples after so long"
+    )
     parser.add_argument("--dtype", choices=sorted(_MOST_ERROR), default="float16")
     parser.add_argument("--activations", choices=("float", "int8"), default="float")
     parser.add_argument("--seed", type=int, default=0)
@@ -88,7 +94,9 @@ def folder_for(size_bytes: int, given: Path | None) -> Path:
     return Path("/tmp")
 
 
-def check(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
+def check(
+    args: argparse.Namespace, shape: Shape, path: Path, ready: Callable[[], None]
+) -> dict[str, Any]:
     """Logits of a file of few layers against the plain model; generated ids three ways."""
     import torch
     from gguf_reference import plain_model
@@ -112,6 +120,7 @@ def check(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
     decoder: Any = decoder_for(model)
     plain = plain_model(path, device=args.device)
     path.unlink()
+    ready()
     with torch.inference_mode():
         if hasattr(decoder, "logits"):
             found = decoder.logits(ids).double()
@@ -167,12 +176,25 @@ def _generated(
     return steps, same
 
 
-def measure(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
-    """Load the whole file and time llama-bench's tests."""
+def measure(
+    args: argparse.Namespace,
+    shape: Shape,
+    path: Path,
+    ready: Callable[[], None],
+    keep: Callable[[dict[str, Any]], None],
+    late: Callable[[], bool],
+) -> None:
+    """Load the whole file and time llama-bench's tests, a sample of each in a round.
+
+    Args:
+        ready: waits until the kernels are compiled.
+        keep: is given what there is after every round.
+        late: whether the time is up.
+    """
     import torch
 
     import tilewright
-    from tilewright.model.bench import BenchTest, bench
+    from tilewright.model.bench import BenchResult, BenchTest, bench
     from tilewright.model.generate import decoder_for, how_stepped
     from tilewright.model.kernel_time import prefill_kernel_time
 
@@ -187,44 +209,55 @@ def measure(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any
         torch.cuda.synchronize()
     loaded_s = time.monotonic() - started
     path.unlink()
+    ready()
     decoder = decoder_for(model)
     prompts = [int(word) for word in args.prompts.split(",") if int(word)]
     tests = [BenchTest(count, 0) for count in prompts]
     tests += [BenchTest(0, args.tokens)] if args.tokens else []
-    results = bench(
-        model, tokenizer, tests, repetitions=args.repetitions, seed=args.seed, decoder=decoder
-    )
-    kernels = None
-    if args.device != "cpu" and prompts:
-        kernels = prefill_kernel_time(model, decoder, prompts[0], seed=args.seed).to_dict()
-    anchors, bars = ANCHORS.get(args.model, {}), BARS.get(args.model, {})
-    whole = shape.layers == SHAPES[args.model].layers
-    rows = []
-    for result in results:
-        name = result.test.name
-        row: dict[str, Any] = {
-            "test": name,
-            "median_ts": result.median_tok_s,
-            "avg_ts": result.mean_tok_s,
-            "stddev_ts": result.stddev_tok_s,
-            "samples_ts": list(result.samples_tok_s),
-        }
-        if whole and name in bars:
-            ratio = result.median_tok_s / float(anchors[name])
-            row |= {
-                "llama_cpp_ts": anchors[name], "ratio": ratio, "bar": bars[name],
-                "holds": ratio >= bars[name],
-            }  # fmt: skip
-        rows.append(row)
-    return {
+    timed: dict[str, Any] = {
         "bytes": size,
         "made_s": round(made_s, 2),
         "loaded_s": round(loaded_s, 2),
         "packed": {t: vars(c) for t, c in model.tilewright_info.packed.items()},
-        "stepped": how_stepped(model, decoder),
-        "results": rows,
-        "kernel_time": kernels,
+        "stepped": None,
+        "results": [],
+        "kernel_time": None,
     }
+    samples: dict[BenchTest, tuple[float, ...]] = dict.fromkeys(tests, ())
+    for done in range(args.repetitions):
+        if done and late():
+            break
+        for one in bench(
+            model, tokenizer, tests, repetitions=1, warmup=not done, seed=args.seed + done,
+            decoder=decoder,
+        ):  # fmt: skip
+            samples[one.test] += one.samples_s
+        found = [BenchResult(test, some) for test, some in samples.items()]
+        timed["results"] = [_row(args.model, shape, result) for result in found]
+        timed["stepped"] = how_stepped(model, decoder)
+        if not done and args.device != "cpu" and prompts:
+            keep(timed)
+            report = prefill_kernel_time(model, decoder, prompts[0], seed=args.seed)
+            timed["kernel_time"] = report.to_dict()
+        keep(timed)
+
+
+def _row(name: str, shape: Shape, result: Any) -> dict[str, Any]:
+    """The samples of a test, and how their median stands to llama.cpp's figure."""
+    test = result.test.name
+    row: dict[str, Any] = {
+        "test": test,
+        "median_ts": result.median_tok_s,
+        "avg_ts": result.mean_tok_s,
+        "stddev_ts": result.stddev_tok_s,
+        "samples_ts": list(result.samples_tok_s),
+    }
+    bar = BARS.get(name, {}).get(test)
+    if bar is not None and shape.layers == SHAPES[name].layers:
+        anchor = float(ANCHORS[name][test])  # type: ignore[arg-type]
+        ratio = result.median_tok_s / anchor
+        row |= {"llama_cpp_ts": anchor, "ratio": ratio, "bar": bar, "holds": ratio >= bar}
+    return row
 
 
 def report(result: dict[str, Any]) -> str:
@@ -269,23 +302,15 @@ def report(result: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
-    import torch
-
     started = time.monotonic()
     shape = SHAPES[args.model]
     if args.layers:
         shape = replace(shape, layers=args.layers)
+    ready = _warming(args, shape)
+    import torch
+
     folder = folder_for(24 << 30 if shape.experts else 6 << 30, args.folder)
     path = folder / f"tilewright-synthetic-{args.model}-{os.getpid()}.gguf"
-    try:
-        checked = check(args, shape, path) if args.check_layers else None
-        if args.device != "cpu":
-            torch.cuda.empty_cache()
-        timed = None
-        if checked is None or checked["right"]:
-            timed = measure(args, shape, path)
-    finally:
-        path.unlink(missing_ok=True)
     result: dict[str, Any] = {
         "kind": "gpu-gguf-model",
         "origin": {
@@ -295,15 +320,47 @@ def main(words: Sequence[str] | None = None) -> int:
         "model": {"name": args.model, "seed": args.seed, **vars(shape)},
         "dtype": args.dtype,
         "activations": args.activations,
-        "check": checked,
-        "timed": timed,
+        "check": None,
+        "timed": None,
         "anchors": ANCHORS.get(args.model),
-        "seconds": round(time.monotonic() - started, 1),
     }
     result["origin"]["versions"] |= versions()
-    print(report(result))
-    print(write(result, args.name or f"h200-gguf-{args.model}", args.out).name)
-    return 0 if checked is None or checked["right"] else 3
+    written = Path()
+
+    def keep(timed: dict[str, Any] | None) -> None:
+        nonlocal written
+        result["timed"] = timed
+        result["seconds"] = round(time.monotonic() - started, 1)
+        written = write(result, args.name or f"h200-gguf-{args.model}", args.out)
+        print(f"{report(result)}\n{result['seconds']} s", flush=True)
+
+    try:
+        if args.check_layers:
+            result["check"] = check(args, shape, path, ready)
+            keep(None)
+        if args.device != "cpu":
+            torch.cuda.empty_cache()
+        right = result["check"] is None or result["check"]["right"]
+        if right:
+            measure(
+                args, shape, path, ready, keep,
+                lambda: time.monotonic() - started > args.seconds,
+            )  # fmt: skip
+    finally:
+        path.unlink(missing_ok=True)
+    print(written.name)
+    return 0 if right else 3
+
+
+def _warming(args: argparse.Namespace, shape: Shape) -> Callable[[], None]:
+    """Begin to compile; what is returned waits for it."""
+    if args.device == "cpu":
+        return lambda: None
+    from warm_models import Warming
+
+    longest = max([int(word) for word in args.prompts.split(",")] or [1])
+    rows = sorted({1, *([args.check_tokens] if args.check_layers else []), min(longest, 4096)})
+    return Warming(shape, rows, args.dtype, args.activations).wait
 
 
 if __name__ == "__main__":

@@ -125,6 +125,29 @@ def test_layers_and_vocabulary_can_be_fewer(scripts: Any, tmp_path: Path, capsys
     assert reader.tensors[0].shape.tolist() == [256, 512]
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b"])
+def test_the_products_that_are_compiled_beforehand_are_the_models(
+    name: str, scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is loaded onto a GPU; nothing is multiplied."""
+    from tilewright.device import INTERPRETER
+    from tilewright.model import load as loading
+    from tilewright.model.layers import QuantLinear
+    from tilewright.model.placement import Placement
+
+    shape, path = small(scripts, name), tmp_path / "model.gguf"
+    scripts("synthetic_gguf").write_model(path, shape)
+    where = Placement(torch.device("cpu"), INTERPRETER, torch.float16)
+    monkeypatch.setattr(loading, "place", lambda device, dtype: where)
+    model, _ = loading.load(path, device="cuda")
+    linears = [m for m in model.modules() if isinstance(m, QuantLinear)]
+    warm = scripts("warm_models")
+    for joined, expected in ((False, warm.products(shape)), (True, warm.parts(shape))):
+        found = {(m.packed.type_name, m.packed.N, m.packed.K) for m in linears
+                 if m.joined == joined}  # fmt: skip
+        assert found == set(expected)
+
+
 @pytest.fixture
 def benchmark_run(scripts: Any, tmp_path: Path) -> Any:
     script = scripts("gguf_models")

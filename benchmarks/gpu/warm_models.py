@@ -1,0 +1,138 @@
+"""Compile a model's kernels in many processes before the model runs.
+
+Triton compiles a kernel for each type and size class, seconds each, one after another in a process;
+what one process has compiled the others find in Triton's cache. Each job here runs one of the
+model's products, or what lies between them, on random operands of the model's own shapes: the
+tile that a table or a default gives is the one that the model will run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from synthetic_gguf import Shape, draw_blocks
+
+__all__ = ["Warming", "parts", "products"]
+
+_MOST_PROCESSES = 14
+_MANY_ROWS = 1024  # transformers' forward is only held to short prompts
+
+
+def products(shape: Shape) -> list[tuple[str, int, int]]:
+    """Type, N and K of the products of a dense synthetic model as a GPU runs them: joined."""
+    wide, kv, hidden = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.hidden
+    found = [
+        ("Q4_K", wide + 2 * kv, hidden),
+        ("Q4_K", wide + kv, hidden),
+        ("Q6_K", kv, hidden),
+        ("Q4_K", hidden, wide),
+    ]
+    if not shape.experts:
+        found += [
+            ("Q4_K", 2 * shape.feed_forward, hidden),
+            ("Q4_K", hidden, shape.feed_forward),
+            ("Q6_K", hidden, shape.feed_forward),
+        ]
+    return [*found, ("Q6_K", shape.vocabulary, hidden)]
+
+
+def parts(shape: Shape) -> list[tuple[str, int, int]]:
+    """Those that transformers' own forward runs instead of joined ones."""
+    wide, kv, hidden = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.hidden
+    found = [("Q4_K", wide, hidden), ("Q4_K", kv, hidden)]
+    return found if shape.experts else [*found, ("Q4_K", shape.feed_forward, hidden)]
+
+
+def _jobs(shape: Shape, rows: Sequence[int], dtype: str, activations: str) -> Iterator[Any]:
+    yield ("between", shape, dtype)
+    for kind, n, k in products(shape):
+        for m in rows:
+            if n != shape.vocabulary or m == 1:  # the output matrix meets one row
+                yield (kind, n, k, m, dtype, activations)
+    for kind, n, k in parts(shape):
+        for m in (m for m in rows if m < _MANY_ROWS):
+            yield (kind, n, k, m, dtype, activations)
+
+
+class Warming:
+    """Runs the jobs in the background; `wait` before the model runs.
+
+    Args:
+        shape: of the model.
+        rows: rows of x that the products meet.
+    """
+
+    def __init__(self, shape: Shape, rows: Sequence[int], dtype: str, activations: str) -> None:
+        jobs = list(_jobs(shape, rows, dtype, activations))
+        count = min(_MOST_PROCESSES, len(jobs), os.cpu_count() or 1)
+        self._pool = multiprocessing.get_context("spawn").Pool(count)
+        self._left = self._pool.map_async(_run, jobs, chunksize=1)
+
+    def wait(self) -> None:
+        """Until all is compiled; says what failed, which the model will then fail at too."""
+        if self._pool is None:
+            return
+        for failure in filter(None, self._left.get()):
+            print(f"warming up: {failure}", file=sys.stderr)
+        self._pool.terminate()
+        self._pool = None
+
+
+def _run(job: Any) -> str | None:
+    import torch
+
+    try:
+        with torch.inference_mode():
+            if job[0] == "between":
+                _between(job[1], getattr(torch, job[2]))
+            else:
+                _product(*job)
+        torch.cuda.synchronize()
+    except Exception as error:  # the model's own run will raise it where it can be read
+        return f"{job[:4]}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    return None
+
+
+def _product(kind: str, n: int, k: int, m: int, dtype: str, activations: str) -> None:
+    import torch
+
+    from tilewright.layout.blocks import pack_blocks_for
+    from tilewright.ops.mmq.op import mmq_gemm
+
+    raw = draw_blocks(kind, n, k, torch.Generator("cuda").manual_seed(0), k**-0.5)
+    weight = pack_blocks_for(raw, kind, "cuda")
+    x = torch.randn(m, k, device="cuda", dtype=getattr(torch, dtype))
+    mmq_gemm(x, weight, activations=activations)
+
+
+def _between(shape: Shape, dtype: Any) -> None:
+    import torch
+
+    from tilewright.ops.decoder.triton_kernels import add_norm, attend, gate, rope
+
+    def some(*size: int) -> Any:
+        return torch.zeros(size, device="cuda", dtype=dtype)
+
+    kv, wide = shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
+    keys, values = (
+        some(shape.kv_heads, 64, shape.head_dim),
+        some(shape.kv_heads, 64, shape.head_dim),
+    )
+    cos, sin = some(64, shape.head_dim // 2), some(64, shape.head_dim // 2)
+    position = torch.zeros(2, dtype=torch.int64, device="cuda")[1:]
+    norm = some(shape.head_dim) if shape.experts else None  # qwen3's heads have norms
+    for rows in (1, 16):
+        x, weight = some(rows, shape.hidden), some(shape.hidden)
+        add_norm(x, None, weight, shape.eps)
+        add_norm(x, x.clone(), weight, shape.eps)
+        for parts in ([wide, kv, kv], [wide, kv]):
+            q, k, v = (*some(rows, sum(parts)).split(parts, dim=1), some(rows, kv))[:3]
+            rope(q, k, v, keys, values, cos, sin, position, q_norm=norm, k_norm=norm, eps=shape.eps)
+            if rows == 1:
+                attend(q, keys, values, position, scale=0.1)
+        both = some(rows, 2 * shape.feed_forward)
+        gate(*both.split(shape.feed_forward, dim=1), "silu")
