@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.isa.hazards import overwritten_operands
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.cross import Compiled, cross_compile
 from tilewright.ops.mmq.hopper_gemm import launch_mmq_hopper, workspace_mmq_hopper
@@ -30,8 +31,10 @@ def compile_job(job: dict[str, Any]) -> tuple[Compiled, ...]:
     packed = packed.to("meta")
     real = {"dtype": getattr(torch, job["dtype"]), "device": "meta"}
     x, y, bias = torch.empty(m, K, **real), torch.empty(m, n, **real), torch.empty(n, **real)
-    floats, _ = workspace_mmq_hopper(tile, m, n, K, 132)
-    space = Workspace(torch.empty(floats, device="meta"), None)
+    floats, counters = workspace_mmq_hopper(tile, m, n, K, 132)
+    space = Workspace(
+        torch.empty(floats, device="meta"), torch.empty(counters, dtype=torch.int32, device="meta")
+    )
     return cross_compile(lambda: launch_mmq_hopper(x, packed, bias, y, tile, space), "sm_90")
 
 
@@ -49,6 +52,7 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
         "from_registers": products.count("{"),
         "from_shared": products.count("%"),
         "spilled": [int(n) for n in re.findall(r"(\d+) bytes spill stores", kernel.log)],
+        "overwritten": [str(found) for found in overwritten_operands(kernel)],
         "warnings": re.findall(r"C7\d\d\d", kernel.log),
     }
 

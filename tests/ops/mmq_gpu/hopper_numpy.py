@@ -55,6 +55,8 @@ def _more_operators() -> None:
     Tensor.__xor__ = of("bitwise_xor")
     Tensor.__truediv__ = of("divide")
     Tensor.__rtruediv__ = of("divide", reverse=True)
+    Tensor.__gt__, Tensor.__ge__ = of("greater"), of("greater_equal")
+    Tensor.__rfloordiv__ = of("floor_divide", reverse=True)
     Tensor.__rlshift__ = of("left_shift", reverse=True)
     Tensor.__rsub__ = of("subtract", reverse=True)
     Tensor.__neg__ = lambda self: Tensor(-self.data)
@@ -132,8 +134,9 @@ def run_ptx(asm: str, args: Sequence[Any], outputs: int) -> list[Any]:
             if words[1].lstrip().startswith("{"):
                 whole = held[names[2]]
                 held[names[0]], held[names[1]] = whole & 0xFFFF, whole >> 16
-                continue
-            raise NotImplementedError(line)
+            else:
+                held[names[0]] = held[names[1]] | (held[names[2]] << 16)
+            continue
         target, *rest = names
         v = [value(n) for n in rest]
         shape = np.broadcast_shapes(*(np.shape(a) for a in v))
@@ -243,21 +246,21 @@ def weights(kernels: Any, weight: GpuBlocks, dtype: torch.dtype) -> np.ndarray:
     offset = form.offset if form.codes == "offset" else 128
     minus = Tensor(np.int32(0x10001 * (0xE400 | offset) - (1 << 32)))
     steps = []
-    for k in range(-(-weight.K // 128)):
+    for k in range(-(-weight.K // 256)):
         fields = scales.load_fields(
-            *pointers, k, subs, *strides, form.scaling, minimums, form.sub_bytes, form.sub
+            *pointers, k, subs, *strides, form.scaling, minimums, form.sub_bytes
         )
-        for half in range(2):
+        for block in range(4):
             words = [
                 parts.load_words(
-                    _columns(plane, (2 * k + half) * 2 * bits, 2 * bits), bits, None, 4
+                    _columns(plane, (4 * k + block) * 2 * bits, 2 * bits), bits, None, 4
                 )
                 for plane, bits in ((weight.low, low), (weight.high, high))
                 if plane is not None
             ]
             for e in range(4):
                 numbers = scales.numbers_of(
-                    fields, (half * 64 + e * 16) // form.sub, form.scaling, minimums,
+                    fields, (block * 64 + e * 16) // form.sub, form.scaling, minimums,
                     form.sub_offset, math, scales.most_of(form),
                 )  # fmt: skip
                 w = parts.dequantize(

