@@ -93,7 +93,8 @@ def _run(job: Any) -> str | None:
                 _product(*job)
         torch.cuda.synchronize()
     except Exception as error:  # the model's own run will raise it where it can be read
-        return f"{job[:4]}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        what = job[0] if job[0] == "between" else job[:4]
+        return f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
     return None
 
 
