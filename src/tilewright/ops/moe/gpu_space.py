@@ -164,7 +164,11 @@ def _gemv(block_n: int, block_k: int, num_warps: int, num_stages: int) -> Tile:
 
 
 def _hopper(block_m: int) -> Tile:
-    return Tile.of("hopper", block_n=128, block_m=block_m, num_stages=6, w_stages=4, programs=1)
+    stages = (8, 6) if block_m <= 64 else (6, 4)
+    return Tile.of(
+        "hopper", block_n=128, block_m=block_m, num_stages=stages[0], w_stages=stages[1],
+        programs=1,
+    )  # fmt: skip
 
 
 def _choices(problem: Problem, experts: int, stacked: bool) -> Iterator[Tile]:
