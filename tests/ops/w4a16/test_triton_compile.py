@@ -139,7 +139,13 @@ def test_it_multiplies_on_matrix_units(compiled, name):
     assert compiled[name]["matrix"].startswith("mma.sync" if small else unit[arch[:4]])
 
 
-@pytest.mark.parametrize("name", [n for n, j in JOBS.items() if j["tile"].algorithm == "triton"])
+# Words of the order "k8" are not what w4a16 packs for sm_90.
+RECKONED = [
+    n for n, job in JOBS.items() if job["tile"].algorithm == "triton" and n != "sm_90 left k8"
+]
+
+
+@pytest.mark.parametrize("name", RECKONED)
 def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
     job = JOBS[name]
     problem = Problem(

@@ -54,7 +54,7 @@ def problem(arch="gfx1151", dtype="float16", m=512, group=128, k=4096) -> Proble
         ({"block_m": 128, "block_n": 32, "block_k": 64, "num_warps": 2}, {}, "spills"),
         ({"num_warps": 16}, {"arch": "gfx90a"}, "spills"),
         ({"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 1}, {}, "spills"),
-        ({"order": "wx", "block_k": 128}, {"arch": "sm_90"}, "one product after another"),
+        ({"order": "wx", "block_n": 128}, {"arch": "sm_90"}, "one product after another"),
         ({"order": "wx", "num_warps": 8}, {"arch": "sm_90"}, "one product after another"),
     ],
 )
