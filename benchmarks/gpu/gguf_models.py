@@ -6,10 +6,10 @@
 The file is made on the device (`synthetic_gguf`): the shapes and types of a Q4_K_M model, seeded.
 
 1. A file of few layers, all widths as in the model, is loaded packed, and its logits after every
-   token of a prompt are held to the plain model of the same file: weights dequantized by the gguf
-   package, everything in float32. Then tokens are generated greedily by the captured step, by the
-   same step launch after launch, and by transformers' own forward: the first two must agree in
-   every logit.
+   token of a prompt, the last of them fed one at a time, are held to the plain model of the same
+   file: weights dequantized by the gguf package, everything in float32. Then tokens are generated
+   greedily by the captured step, by the same step launch after launch, and from a few tokens by
+   transformers' own forward: the first two must agree in every logit.
 2. The whole file is loaded, and llama-bench's tests are timed, repetitions interleaved. A prompt's
    kernels are listed by op.
 
@@ -53,6 +53,8 @@ ANCHORS = {
 BARS = {"llama-3-8b": {"pp4096": 2.8, "pp16384": 2.5, "tg128": 0.8}}
 """Times the anchor."""
 
+_STEPS = 8  # tokens of the checked prompt that are fed one at a time
+_FEW = 16  # tokens from which transformers' forward generates
 _MOST_ERROR = {"float16": 0.01, "bfloat16": 0.08, "float32": 1e-3}
 """Of the logits, relative, in the Frobenius norm: a wrong product gives about 1."""
 
@@ -64,7 +66,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--layers", type=int, help="time a file of fewer layers")
     parser.add_argument("--check-layers", type=int, default=2, help="0 leaves the check out")
-    parser.add_argument("--check-tokens", type=int, default=256)
+    parser.add_argument("--check-tokens", type=int, default=4096)
     parser.add_argument("--check-vocabulary", type=int, default=8192)
     parser.add_argument("--prompts", default="4096,16384")
     parser.add_argument("--tokens", type=int, default=128)
@@ -122,35 +124,46 @@ def check(
     path.unlink()
     ready()
     with torch.inference_mode():
-        if hasattr(decoder, "logits"):
-            found = decoder.logits(ids).double()
-        else:
-            found = model(input_ids=ids.to(args.device)).logits[0].double().cpu()
+        found = _logits(decoder, model, ids.to(args.device)).double()
         right = plain(input_ids=ids.to(args.device)).logits[0].double().cpu()
     del plain
-    error = float((found - right).norm() / right.norm())
+
+    def off(first: int) -> float:
+        return float((found[first:] - right[first:]).norm() / right[first:].norm())
+
     worst = float(((found - right).norm(dim=1) / right.norm(dim=1)).max())
-    if args.device == "cpu":
-        others: dict[str, Any] = {"transformers": TransformersDecoder(model)}
-    else:
-        others = {
-            "launched": GraphDecoder(model, capture=False),
-            "transformers": TransformersDecoder(model),
-        }
-    steps, same = _generated(decoder, others, ids)
+    steps, same = _generated(decoder, {"transformers": TransformersDecoder(model)}, ids[:, :_FEW])
+    if args.device != "cpu":
+        launched = {"launched": GraphDecoder(model, capture=False)}
+        same |= _generated(decoder, launched, ids)[1]
+    most = _MOST_ERROR[args.dtype]
+    equal = same.get("launched", {"logits_differ": 0.0})["logits_differ"] == 0.0
     return {
         "layers": small.layers,
         "tokens": args.check_tokens,
-        "logits_error": error,
+        "logits_error": off(0),
+        "steps_error": off(-_STEPS),
         "worst_token_error": worst,
-        "most_error": _MOST_ERROR[args.dtype],
+        "most_error": most,
         "same_first": float((found.argmax(1) == right.argmax(1)).double().mean()),
         "steps": steps,
         "same_as": same,
         "stepped": how_stepped(model, decoder),
-        "right": error <= _MOST_ERROR[args.dtype]
-        and same.get("launched", {"logits_differ": 0.0})["logits_differ"] == 0.0,
+        "right": off(0) <= most and off(-_STEPS) <= most and equal,
     }
+
+
+def _logits(decoder: Any, model: Any, ids: Any) -> Any:
+    """After every one of ids [1, T], float32 [T, V]; the last tokens are fed one at a time."""
+    import torch
+
+    if not hasattr(decoder, "logits"):
+        return model(input_ids=ids).logits[0].cpu()
+    ids = ids.cpu()
+    decoder.reset()
+    prompt = decoder.logits(ids[:, :-_STEPS])
+    steps = [decoder.step(int(token)) for token in ids[0, -_STEPS:]]
+    return torch.cat([prompt, torch.stack(steps)])
 
 
 def _generated(
@@ -267,7 +280,8 @@ def report(result: dict[str, Any]) -> str:
     if checked is not None:
         verdict = "right" if checked["right"] else "WRONG"
         lines.append(
-            f"{verdict}: logits off by {checked['logits_error']:.2e} (most "
+            f"{verdict}: logits off by {checked['logits_error']:.2e}, of single steps by "
+            f"{checked['steps_error']:.2e} (most "
             f"{checked['most_error']:g}), same first token {checked['same_first']:.1%}; "
             f"{checked['stepped']}; " + "; ".join(
                 f"{name} differs by {row['logits_differ']:.2e}, {row['ids_equal']:.0%} ids equal"
@@ -359,8 +373,8 @@ def _warming(args: argparse.Namespace, shape: Shape) -> Callable[[], None]:
     from warm_models import Warming
 
     longest = max([int(word) for word in args.prompts.split(",")] or [1])
-    rows = sorted({1, *([args.check_tokens] if args.check_layers else []), min(longest, 4096)})
-    return Warming(shape, rows, args.dtype, args.activations).wait
+    rows = {1, _FEW, min(longest, 4096), *([args.check_tokens] if args.check_layers else [])}
+    return Warming(shape, sorted(rows), args.dtype, args.activations).wait
 
 
 if __name__ == "__main__":
