@@ -15,7 +15,14 @@ pytest.importorskip("transformers")
 
 from model.checkpoint_models import FORMATS, write_checkpoint
 from model.gguf_models import add_byte_tokenizer, quantize, relative_error
-from model.ssm_models import all_logits, fast_greedy, random_ids, script, slow_greedy
+from model.ssm_models import (
+    all_logits,
+    fast_greedy,
+    random_ids,
+    require_reference,
+    script,
+    slow_greedy,
+)
 from tilewright.errors import FormatError, UnsupportedError
 from tilewright.model.generate import TransformersDecoder, decoder_for, generate
 from tilewright.model.layers import QuantEmbedding, QuantLinear
@@ -29,6 +36,7 @@ LIMIT = 1e-5  # of float32: sums in another order, through four layers
 
 @pytest.fixture(scope="module")
 def hybrid() -> Any:
+    require_reference()
     return script("make_hybrid")
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 pytest.importorskip("transformers")
 
 from model.gguf_models import relative_error
-from model.ssm_models import all_logits, fast_greedy, script, slow_greedy
+from model.ssm_models import all_logits, fast_greedy, require_reference, script, slow_greedy
 from tilewright.model.generate import decoder_for
 from tilewright.model.load import load
 
@@ -39,6 +39,7 @@ def _ids(text: bytes) -> torch.Tensor:
 def plain() -> Any:
     import transformers
 
+    require_reference()
     model = transformers.Mamba2ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     return model.eval().requires_grad_(False)
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tilewright.errors import FormatError, UnsupportedError
+from tilewright.model.hybrid_config import HYBRIDS
 from tilewright.model.info import LoadInfo
 from tilewright.model.join import join_products
 from tilewright.model.placement import Placement, place
@@ -130,7 +131,8 @@ def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any
     _fill(model, GGUFSource(file, config, where=where, info=info), where.dtype, activations)
     _rebuild_rotary(model, rope)
     model.to(where.device)
-    if not where.on_cpu:
+    # What walks a hybrid is transformers' code, which knows no joined products.
+    if not where.on_cpu and file.architecture not in HYBRIDS:
         join_products(model)
     stops = stop_ids(file.metadata, file=path)
     _finish(model, info, bos=ids.get("bos"), stops=stops, pad=ids.get("pad"))
