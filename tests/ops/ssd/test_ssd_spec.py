@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from tilewright.cli.main import cli
 from tilewright.device import cpu_device
 from tilewright.ops.cases import sequence_lengths
 from tilewright.ops.catalog import SPECS
+from tilewright.ops.check import ErrorModel, check_output, half_ulp
 from tilewright.ops.contract import SCAN_FLAGS, Case
 from tilewright.ops.ssd.cpu_space import CHUNKS, CPU_SPACE
 from tilewright.ops.ssd.spec import judged_heads
@@ -184,3 +187,36 @@ def test_chunks_are_tuned(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert found.space_size == len(CHUNKS)
     assert found.tried >= 2
     assert not found.rejected
+
+
+def test_the_rounding_of_y_is_allowed_and_nothing_more() -> None:
+    """A result rounded to float16 fails as float32, passes with its rounding, and fails once one
+    value is off by two units in the last place."""
+    ref = np.random.default_rng(0).standard_normal((40, 24))
+    y = torch.from_numpy(ref).half().float()
+    model = ErrorModel(np.full_like(ref, 1e-9), torch.float32)
+    assert not check_output(y, ref, model).passed
+    rounded = replace(model, rounding=half_ulp(ref, torch.float16))
+    assert check_output(y, ref, rounded).passed
+    y[7, 3] *= 1 + 2**-9
+    assert not check_output(y, ref, rounded).passed
+
+
+def test_a_shape_that_the_scan_does_not_have_is_refused_by_tune() -> None:
+    call = [
+        "tune",
+        "-t",
+        "1",
+        "--op",
+        "ssd",
+        "--type",
+        "p64",
+        "--shape",
+        "100,64",
+        "--m",
+        "16",
+        "--dry-run",
+    ]
+    found = CliRunner().invoke(cli, call)
+    assert found.exit_code == 2
+    assert "--shape 100,64: ssd p64 has no such shape; the nearest is 128,64" in found.output
