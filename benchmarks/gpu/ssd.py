@@ -1,6 +1,6 @@
 """ssd, the scan of Mamba-2, on one NVIDIA GPU against mamba_ssm's Triton kernels.
 
-    python benchmarks/gpu/ssd.py                            everything, against published figures
+    python benchmarks/gpu/ssd.py                            everything in 30 s; peers as published
     python benchmarks/gpu/ssd.py --peer FOLDER              with mamba_ssm's kernels as arms
     python benchmarks/gpu/ssd.py --part scan --tile a='fused(chunk=128, ...)'   an arm more
     python benchmarks/gpu/ssd.py --part chunks              a sweep of the chunk size
@@ -82,10 +82,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tile", action="append", default=[], metavar="NAME=TILE")
     parser.add_argument("--layers", default=",".join(LAYERS))
     parser.add_argument("--dtypes", default="bfloat16,float16")
-    parser.add_argument("--blocks", type=int, default=8, help="paired blocks, at least 6")
+    parser.add_argument("--blocks", type=int, default=6, help="paired blocks, at least 6")
     parser.add_argument("--readings", type=int, default=3, help="a sample is their median")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument("--seconds", type=float, default=30, help="begin no case after this time")
     parser.add_argument("--jobs", type=int, default=min(14, os.cpu_count() or 1),
                         help="processes that compile before anything is timed")  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
@@ -101,21 +101,16 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
+    """What is measured, what most depends on first."""
     layers, dtypes = args.layers.split(","), args.dtypes.split(",")
-    wanted = args.part or PARTS
-    found = []
-    for part in wanted:
-        first = layers[0]
-        if part == "scan":
-            found += [Case(part, layer, m, d) for layer in layers for m in (4096, 16384)
-                      for d in (dtypes if layer == first else dtypes[:1])]  # fmt: skip
-        elif part == "length":
-            found += [Case(part, first, m, dtypes[0]) for m in (4096, 32768, 131072)]
-        elif part == "chunks":
-            found.append(Case(part, first, 16384, dtypes[0]))
-        else:
-            found.append(Case(part, first, 64, dtypes[0]))
-    return found
+    first, dtype = layers[0], dtypes[0]
+    found = {part: [Case(part, first, 64, dtype)] for part in PARTS}
+    found["scan"] = [Case("scan", layer, m, dtype) for m in (16384, 4096) for layer in layers]
+    found["scan"] += [Case("scan", first, 16384, other) for other in dtypes[1:]]
+    found["length"] = [Case("length", first, m, dtype) for m in (4096, 32768, 131072)]
+    found["chunks"] = [Case("chunks", first, 16384, dtype)]
+    order = ("scan", "step", "length", "chunks")
+    return [case for part in order if part in (args.part or PARTS) for case in found[part]]
 
 
 def draw(case: Case, seed: int) -> Any:
@@ -343,38 +338,50 @@ def show(record: dict[str, Any]) -> None:
     print(f"{record['id']} floor {record['floor_us']:.0f}: {' | '.join(cells)}", flush=True)
 
 
-def compile_for(job: tuple[Case, argparse.Namespace, str, tuple[int, int]]) -> None:
-    """Launch an arm once: the compiler's cache is on disk."""
+def compile_for(job: tuple[Case | None, argparse.Namespace, str, tuple[int, int]]) -> None:
+    """Launch an arm once, or without a case the reference: the compiler's cache is on disk."""
     import torch
 
     case, options, arm, share = job
     try:
-        if arm.startswith("mamba_ssm"):
+        if case is None:
+            from ssd_reference import recurrence
+
+            for layer in options.layers.split(","):
+                for dtype in options.dtypes.split(","):
+                    recurrence(draw(Case("scan", layer, 4096, dtype), 0))
+        elif arm.startswith("mamba_ssm"):
             from ssd_peer import load_peer
 
             load_peer(options.peer, share)(draw(case, 0), int(arm.split()[1]))
         elif case.part == "step":
             step_calls(case, 0)[0][arm]()
         else:
-            calls_of(case, draw(case, 0), options)[arm]()
+            calls_of(case, draw(case, 0), argparse.Namespace(**{**vars(options), "peer": None}))[
+                arm
+            ]()
         torch.cuda.synchronize()
     except Exception as error:  # it will be told where it counts
-        print(f"note: {case.id} {arm}: {type(error).__name__}: {error}"[:300], flush=True)
+        print(f"note: {case} {arm}: {type(error).__name__}: {error}"[:300], flush=True)
 
 
 def compile_all(cases: list[Case], options: argparse.Namespace) -> None:
-    jobs: list[tuple[Case, argparse.Namespace, str, tuple[int, int]]] = []
+    jobs: dict[Any, tuple[Case | None, argparse.Namespace, str, tuple[int, int]]] = {}
+    jobs["reference"] = (None, options, "", (0, 1))
     for case in cases:
         arms = ["tilewright", *options.tiles]
         if case.part == "chunks":
             arms += [f"chunk {chunk}" for chunk in _SWEEP]
-        jobs += [(case, options, arm, (0, 1)) for arm in arms]
-        if options.peer and case.part == "scan" and case.tokens == 16384:
+        for arm in arms:  # the same kernels at every length
+            jobs.setdefault((case.layer, case.dtype, case.part == "step", arm),
+                            (case, options, arm, (0, 1)))  # fmt: skip
+        if options.peer and case.part == "scan":
             n = options.jobs
-            jobs += [(case, options, f"mamba_ssm {chunk}", (i, n)) for chunk in _PEER_CHUNKS
-                     for i in range(n)]  # fmt: skip
-    with multiprocessing.get_context("spawn").Pool(max(1, min(options.jobs, len(jobs)))) as pool:
-        pool.map(compile_for, jobs, chunksize=1)
+            for arm, i in ((f"mamba_ssm {chunk}", i) for chunk in _PEER_CHUNKS for i in range(n)):
+                jobs.setdefault((case.layer, case.dtype, arm, i), (case, options, arm, (i, n)))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(max(1, min(options.jobs, len(jobs)))) as pool:
+        pool.map(compile_for, list(jobs.values()), chunksize=1)
 
 
 def _finite(value: Any) -> Any:
@@ -384,6 +391,26 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _kept(
+    records: list[dict[str, Any]], options: argparse.Namespace, started: float
+) -> tuple[Path, list[Bar]]:
+    """Write the result file of what was measured so far."""
+    whole = origin(os.cpu_count() or 1)
+    whole["gpu"] = describe()
+    whole["versions"] = {**whole["versions"], **versions()}
+    bars = bars_of(records)
+    result = {
+        "kind": "gpu-ssd", "title": "", "origin": whole,
+        "settings": {"blocks": options.blocks, "readings": options.readings,
+                     "seed": options.seed, "tiles": options.tiles},
+        "mamba_ssm_us": {name: {str(m): us for m, us in row.items()}
+                         for name, row in MAMBA_SSM.items()},
+        "bars": [_finite(bar.to_dict()) for bar in bars], "cases": _finite(records),
+        "seconds": round(time.monotonic() - started, 1),
+    }  # fmt: skip
+    return write(result, options.name, options.out), bars
 
 
 def main(words: list[str] | None = None) -> int:
@@ -399,6 +426,8 @@ def main(words: list[str] | None = None) -> int:
     clock = EventClock()
     probe = StateProbe(gpu=clock.device_id)
     records: list[dict[str, Any]] = []
+    bars: list[Bar] = []
+    path = options.out
     for at, case in enumerate(cases):
         if time.monotonic() - started > options.seconds:
             print(f"note: {len(cases) - at} cases were not reached")
@@ -407,24 +436,11 @@ def main(words: list[str] | None = None) -> int:
         record = measure(case, options, clock, probe)
         show(record)
         records.append(record)
+        path, bars = _kept(records, options, started)  # anew after each: a later case may not end
     if not records:
         print("error: no case was measured", file=sys.stderr)
         return 1
-    whole = origin(os.cpu_count() or 1)
-    whole["gpu"] = describe()
-    whole["versions"] = {**whole["versions"], **versions()}
-    bars = bars_of(records)
-    result = {
-        "kind": "gpu-ssd", "title": "", "origin": whole,
-        "settings": {"blocks": options.blocks, "readings": options.readings,
-                     "seed": options.seed, "tiles": options.tiles},
-        "mamba_ssm_us": {name: {str(m): us for m, us in row.items()}
-                         for name, row in MAMBA_SSM.items()},
-        "bars": [_finite(bar.to_dict()) for bar in bars], "cases": _finite(records),
-        "seconds": round(time.monotonic() - started, 1),
-    }  # fmt: skip
-    print(f"{write(result, options.name, options.out).name}: {len(records)} cases in "
-          f"{result['seconds']} s")  # fmt: skip
+    print(f"{path.name}: {len(records)} cases in {time.monotonic() - started:.0f} s")
     print(bars_text(bars))
     return 4 if any(bar.holds is False for bar in bars) else 0
 

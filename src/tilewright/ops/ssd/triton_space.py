@@ -74,7 +74,9 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
     states = ahead * q * (p + tile.block_n) * size + (p * q + p * tile.block_n) * 4
     whole = tile.algorithm == "fused" and tile.chunk == q
     each = p * n + q * p if whole else q * p + q * (n if tile.algorithm == "fused" else q)
-    output = (2 * q * n + p * n + ahead * each + q * q + q * p) * size + 16 * q * ahead
+    output = (
+        (2 if whole else 1) * q * n + p * n + ahead * each + q * q + q * p
+    ) * size + 16 * q * ahead
     return int(max(states, output))
 
 
