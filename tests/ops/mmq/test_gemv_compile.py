@@ -22,7 +22,7 @@ if importlib.util.find_spec("triton") is None:
     )
 
 SCRIPT = Path(__file__).with_name("compile_gemv.py")
-DOTS = Tile.of("gemv", block_m=8, block_n=16, num_warps=8, units=2, ahead=1, split_k=1)
+DOTS = Tile.of("gemv", block_m=8, block_n=16, num_warps=4, units=1, ahead=1, split_k=1)
 
 
 def job(arch: str, name: str, dtype: str = "float16", **change: Any) -> dict[str, Any]:
@@ -32,13 +32,13 @@ def job(arch: str, name: str, dtype: str = "float16", **change: Any) -> dict[str
 
 JOBS: dict[str, dict[str, Any]] = {
     **{f"sm_90 {name}": job("sm_90", name) for name in BLOCK_TYPES},
-    **{f"sm_90 {name} alone": job("sm_90", name, units=1, ahead=0) for name in ("Q5_K", "Q8_0")},
+    **{f"sm_90 {name} alone": job("sm_90", name, units=2, ahead=0) for name in ("Q5_K", "Q8_0")},
     "sm_90 Q4_K bfloat16": job("sm_90", "Q4_K", "bfloat16"),
     "sm_90 Q6_K bfloat16": job("sm_90", "Q6_K", "bfloat16", ahead=0),
     "sm_90 Q4_0 16 rows": job("sm_90", "Q4_0", block_m=16, split_k=2),
     "sm_90 Q4_K float32": job("sm_90", "Q4_K", "float32", block_m=1, block_n=8, units=1),
     "gfx1151 Q4_K": job("gfx1151", "Q4_K", block_m=16, units=1, ahead=0),
-    "gfx942 Q6_K": job("gfx942", "Q6_K", block_m=16, num_warps=4),
+    "gfx942 Q6_K": job("gfx942", "Q6_K", block_m=16),
 }
 
 
