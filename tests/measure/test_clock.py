@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -52,6 +53,48 @@ def test_reported_clock_adds_up_what_launches_return() -> None:
 def test_reported_clock_refuses_what_is_no_time(answer: object) -> None:
     with pytest.raises(MeasureError, match="it must return a float above 0, in microseconds"):
         ReportedClock().time_us(lambda: answer, 1)
+
+
+class FakeCuda:
+    """torch.cuda without a GPU; it counts the cycles that the GPU is kept busy for."""
+
+    def __init__(self) -> None:
+        self.slept: list[int] = []
+
+    is_available = staticmethod(lambda: True)
+    current_device = staticmethod(lambda: 0)
+    device = staticmethod(lambda device: contextlib.nullcontext())
+
+    def _sleep(self, cycles: int) -> None:
+        self.slept.append(cycles)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+        def elapsed_time(self, end: object) -> float:
+            return 0.25
+
+
+def test_event_clock_keeps_the_gpu_busy_while_the_host_queues(monkeypatch) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    clock = EventClock()
+    for _ in range(6):
+        assert clock.time_us(lambda: time.sleep(0.002), 2) == 250.0
+    first, *_, last = fake.slept
+    assert first < 1_000_000  # a launch is taken for a quick one
+    assert last > 2 * 2e6 * 2.0  # two launches of 2 ms and more, 2 cycles a ns
+
+
+def test_event_clock_forgets_one_compilation(monkeypatch) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    clock = EventClock()
+    clock.time_us(lambda: time.sleep(0.2), 1)
+    for _ in range(4):
+        clock.time_us(lambda: None, 1)
+    assert fake.slept[-1] < 1_000_000
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

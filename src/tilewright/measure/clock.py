@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import cycle, repeat
@@ -66,8 +68,10 @@ class EventClock:
     """CUDA or HIP events on one stream: time as the GPU saw it.
 
     A reading holds a pair of events around the launches. The GPU is kept busy before the first
-    event, so that the host has queued the launches by the time they run: its own overhead is not
-    part of the reading unless a launch waits for the GPU. torch serves HIP under the same names.
+    event, for longer than the host took to queue as many launches before, so that all are queued by
+    the time they run: the host's own overhead is not part of the reading unless a launch waits for
+    the GPU. The first readings do not know the host yet: warm up with them. torch serves
+    HIP under the same names.
 
     Args:
         device: index or name of the device; None is the current one.
@@ -80,7 +84,9 @@ class EventClock:
     # CUDA's documentation of cudaEventElapsedTime: "a resolution of around 0.5 microseconds".
     resolution_us = 0.5
     # Head start of the host: what queueing takes, once and a launch, at about 2 cycles a ns.
-    _LEAD_CYCLES, _LEAD_CYCLES_A_LAUNCH, _MOST_LEAD_CYCLES = 100_000, 40_000, 4_000_000
+    _LEAD_CYCLES, _LEAD_CYCLES_A_LAUNCH, _MOST_LEAD_CYCLES = 100_000, 40_000, 40_000_000
+    _CYCLES_A_HOST_NS = 3.0  # a half more than that
+    _HOST_READINGS = 9  # whose median one compilation cannot move
 
     def __init__(self, device: int | str | None = None) -> None:
         import torch
@@ -90,6 +96,7 @@ class EventClock:
                 "EventClock: torch sees no CUDA or HIP device; use CpuClock for CPU code"
             )
         self._cuda = torch.cuda
+        self._host_ns: deque[float] = deque(maxlen=self._HOST_READINGS)  # a launch
         index = torch.cuda.current_device() if device is None else device
         self.device = torch.device("cuda", index) if isinstance(index, int) else torch.device(index)
 
@@ -107,11 +114,15 @@ class EventClock:
         with self._cuda.device(self.device):
             start = self._cuda.Event(enable_timing=True)
             end = self._cuda.Event(enable_timing=True)
-            lead = self._LEAD_CYCLES + self._LEAD_CYCLES_A_LAUNCH * launches
+            host_ns = statistics.median(self._host_ns) if self._host_ns else 0.0
+            each = max(self._LEAD_CYCLES_A_LAUNCH, self._CYCLES_A_HOST_NS * host_ns)
+            lead = self._LEAD_CYCLES + int(each * launches)
             self._cuda._sleep(min(lead, self._MOST_LEAD_CYCLES))
             start.record()
+            began_ns = time.perf_counter_ns()
             for _ in repeat(None, launches):
                 launch()
+            self._host_ns.append((time.perf_counter_ns() - began_ns) / launches)
             end.record()
             end.synchronize()
         return float(start.elapsed_time(end)) * 1e3
