@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,9 +53,13 @@ LLAMA_SHAPE = (4096, 14336)
 SHAPES = (LLAMA_SHAPE, (28672, 4096), (6144, 4096), (4096, 4096))
 """N x K: the one llama.cpp was measured at, and gate_up, qkv and o of Llama-3-8B."""
 
-TYPES = tuple(LLAMA_CPP)
-ROWS = (1, 8, 512, 2048, 4096)
+TYPES = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "Q4_1", "Q5_0")
+"""The most wanted first."""
+
+ROWS = (512, 2048, 4096, 1, 8)
 _EVERYWHERE = ("Q4_K", "Q6_K")  # what a Q4_K_M file holds; other types at the first shape only
+_ROWS_ELSEWHERE = (512, 2048)
+_BOTH_FROM = 2048  # rows from which "hopper" and "dense" are both measured
 _PERIOD = 256  # rows after which a weight repeats
 _ERROR = 3e-4
 _WRONG = 0.05  # a relative error above this is no rounding: the arm is not timed
@@ -85,7 +90,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=6, help="paired blocks, at least 6")
     parser.add_argument("--readings", type=int, default=3, help="a sample is their median")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument("--seconds", type=float, default=50, help="stop after this time")
+    parser.add_argument("--compiling", type=float, default=30, metavar="SECONDS",
+                        help="tiles that are not compiled by then are left out")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(14, os.cpu_count() or 1),
                         help="processes that compile before anything is timed")  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
@@ -105,17 +112,17 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """What is measured, those of one weight together."""
-    shapes = SHAPES
+    shapes: tuple[tuple[int, int], ...] = SHAPES
     if args.shapes:
         pairs = (text.split("x") for text in args.shapes.split(","))
         shapes = tuple((int(n), int(k)) for n, k in pairs)
-    rows = tuple(int(m) for m in args.rows.split(",")) if args.rows else ROWS
+    rows = tuple(int(m) for m in args.rows.split(",")) if args.rows else None
     return [
         Case(name, n, k, m)
         for n, k in shapes
         for name in args.types.split(",")
         if args.shapes or (n, k) == LLAMA_SHAPE or name in _EVERYWHERE
-        for m in rows
+        for m in rows or (ROWS if (n, k) == LLAMA_SHAPE else _ROWS_ELSEWHERE)
     ]
 
 
@@ -158,16 +165,16 @@ class Weight:
 
         weight = self.dense if arm == "cublas" else self.packed
         nbytes = weight.numel() * 2 if arm == "cublas" else weight.nbytes
-        weights = [weight]
+        weights: list[Any] = [weight]
         if launches > 1:
             cache = torch.cuda.get_device_properties(x.device).L2_cache_size
             count = min(launches, max(2, math.ceil(_L2_FACTOR * cache / nbytes)))
             weights += [_copy(weight) for _ in range(count - 1)]
         each: list[Callable[[], Any]]
         if arm == "cublas":
-            each = [lambda w=w: torch.nn.functional.linear(x, w) for w in weights]
+            each = [partial(torch.nn.functional.linear, x, w) for w in weights]
         else:
-            each = [lambda w=w: mmq_gemm(x, w, tile=tile) for w in weights]
+            each = [partial(mmq_gemm, x, w, tile=tile) for w in weights]
         return [each[i % len(each)] for i in range(launches)]
 
 
@@ -182,22 +189,30 @@ def _copy(weight: Any) -> Any:
     return replace(weight, **{n: None if t is None else t.clone() for n, t in held.items()})
 
 
-def chosen(case: Case, tile: Any, x: Any) -> str:
-    """The tile that an arm of ours runs with."""
-    from tilewright.device import arch_of
+def tiles_of(case: Case, arch: str, given: dict[str, str]) -> dict[str, Any]:
+    """The tiles of our arms by name: what lookup chooses, the other way of many rows, and those
+    given by the user."""
     from tilewright.ops.choose import choose_tile
+    from tilewright.ops.mmq import dense_space, hopper_space
     from tilewright.ops.mmq.triton_space import TRITON_SPACE
     from tilewright.tiles.tile import Problem
+    from tilewright.tune.tile_arms import parse_tile
 
-    if tile is not None:
-        return str(tile)
-    problem = Problem("mmq", arch_of(x.device), "float16", case.type_name, "float", case.M, case.N,
-                      case.K, 0)  # fmt: skip
-    return str(choose_tile(problem, TRITON_SPACE).tile)
+    problem = Problem("mmq", arch, "float16", case.type_name, "float", case.M, case.N, case.K, 0)
+    tiles: dict[str, Any] = {"tilewright": choose_tile(problem, TRITON_SPACE).tile}
+    if case.M >= _BOTH_FROM:
+        others = {"hopper": hopper_space.default(problem), "dense": dense_space.default(problem)}
+        tiles |= {
+            name: tile
+            for name, tile in others.items()
+            if tile is not None and name != tiles["tilewright"].algorithm
+        }
+    return tiles | {name: parse_tile(text) for name, text in given.items()}
 
 
-def compile_for(job: tuple[str, list[tuple[int, int, int]], list[str]]) -> None:
-    """Launch what a type's cases launch, on zeros: the compiler's cache is on disk."""
+def launch_once(job: tuple[str, int, int, int, str]) -> tuple[tuple[str, str], str]:
+    """Launch a tile (type, N, K, M, its text) on zeros, which compiles it: the compiler's cache is
+    on disk. Its type and text, and what went wrong or nothing."""
     import numpy as np
     import torch
 
@@ -206,30 +221,56 @@ def compile_for(job: tuple[str, list[tuple[int, int, int]], list[str]]) -> None:
     from tilewright.ops.mmq.op import mmq_gemm
     from tilewright.tune.tile_arms import parse_tile
 
-    type_name, shapes, tiles = job
-    for n, k, m in shapes:
+    type_name, n, k, m, text = job
+    try:
         raw = np.zeros((n, BLOCK_TYPES[type_name].row_bytes(k)), dtype=np.uint8)
         packed: Any = pack_blocks_for(raw, type_name, "cuda")
-        x = torch.zeros(m, k, dtype=torch.float16, device="cuda")
-        for text in ["", *tiles]:
-            try:
-                mmq_gemm(x, packed, tile=parse_tile(text) if text else None)
-                torch.cuda.synchronize()
-            except Exception as error:  # it will be told where it counts
-                print(f"note: {type_name} M={m} {text}: {error}"[:200], flush=True)
+        x = torch.ones(m, k, dtype=torch.float16, device="cuda")
+        y = mmq_gemm(x, packed, tile=parse_tile(text))
+        torch.cuda.synchronize()
+        why = "" if bool((y == 0).all()) else "zeros times ones are not zeros"
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+    return (type_name, text), why
 
 
-def compile_all(cases: list[Case], args: argparse.Namespace) -> None:
-    jobs = sorted({(c.type_name, c.N, c.K, c.M) for c in cases}, key=lambda j: -j[1] * j[2])
-    first: dict[tuple[str, int], tuple[int, int]] = {}
-    for name, n, k, m in jobs:
-        first[name, m] = (n, k)  # the smallest shape: packing takes time
-    work = [(name, [(n, k, m)], list(args.tiles.values())) for (name, m), (n, k) in first.items()]
-    with multiprocessing.get_context("spawn").Pool(max(1, min(args.jobs, len(work)))) as pool:
-        pool.map(compile_for, work, chunksize=1)
+def launch_all(
+    cases: list[Case], arch: str, args: argparse.Namespace
+) -> dict[tuple[str, str], str]:
+    """What went wrong with a tile, by type and text. One that does not end in time is among them: a
+    kernel that hangs does so in a process of its own."""
+    jobs: dict[tuple[str, str], tuple[str, int, int, int, str]] = {}
+    for case in cases:
+        for tile in tiles_of(case, arch, args.tiles).values():
+            key = (case.type_name, str(tile))
+            if key not in jobs or case.N * case.K * case.M < math.prod(jobs[key][1:4]):
+                jobs[key] = (*case, str(tile))
+    found = dict.fromkeys(jobs, "not compiled and launched in time")
+    end = time.monotonic() + args.compiling
+    with multiprocessing.get_context("spawn").Pool(max(1, min(args.jobs, len(jobs)))) as pool:
+        done = pool.imap_unordered(launch_once, jobs.values())
+        try:
+            for _ in jobs:
+                key, why = done.next(timeout=max(0.1, end - time.monotonic()))
+                found[key] = why
+        except multiprocessing.TimeoutError:
+            pool.terminate()
+    return {key: why for key, why in found.items() if why}
 
 
-def measure(case: Case, weight: Weight, args: argparse.Namespace, clock: Any, probe: Any) -> Any:
+def _keep(blocks: list[dict[str, Any]], block: Any) -> None:
+    blocks.append(block.to_dict())
+
+
+def measure(
+    case: Case,
+    weight: Weight,
+    tiles: dict[str, Any],
+    broken: dict[tuple[str, str], str],
+    args: argparse.Namespace,
+    clock: Any,
+    probe: Any,
+) -> dict[str, Any]:
     """The record of one case."""
     import torch
     from operands import activations, relative_error
@@ -237,20 +278,18 @@ def measure(case: Case, weight: Weight, args: argparse.Namespace, clock: Any, pr
 
     from tilewright.measure import SamplePlan, compare_many
     from tilewright.measure.cache import GpuFlusher
-    from tilewright.tune.tile_arms import parse_tile
 
     x = activations(case.M, case.K, torch.float16)
     right = weight.product(x)
-    tiles = {
-        "cublas": None,
-        "tilewright": None,
-        **{n: parse_tile(t) for n, t in args.tiles.items()},
-    }
     record: dict[str, Any] = {"id": case.id, **case._asdict(), "arms": {}, "failed": {}}
+    for arm, tile in tiles.items():
+        record["arms"][arm] = {"tile": str(tile)}
+        if (case.type_name, str(tile)) in broken:
+            record["failed"][arm] = broken[case.type_name, str(tile)]
     for cache in ("cold", "rotating") if case.M <= 8 else ("cold",):
         launches = 1 if cache == "cold" else _ROTATION
         graphs = {}
-        for arm, tile in tiles.items():
+        for arm, tile in {"cublas": None, **tiles}.items():
             if arm in record["failed"]:
                 continue
             found = record["arms"].setdefault(arm, {})
@@ -259,8 +298,6 @@ def measure(case: Case, weight: Weight, args: argparse.Namespace, clock: Any, pr
                 found["error"] = relative_error(calls[0](), right)
                 graphs[arm] = capture(calls)
                 found[f"error_{cache}"], found["repeatable"] = graphs[arm].errors(right)
-                if arm != "cublas":
-                    found["tile"] = chosen(case, tile, x)
             except Exception as error:
                 torch.cuda.synchronize()  # raises where nothing can be measured any more
                 record["failed"][arm] = f"{type(error).__name__}: {error}"[:200]
@@ -277,8 +314,9 @@ def measure(case: Case, weight: Weight, args: argparse.Namespace, clock: Any, pr
         judged = compare_many(
             graphs["cublas"].graph.replay, others, baseline_name="cublas", blocks=args.blocks,
             cold=cache == "cold", flush=GpuFlusher() if cache == "cold" else None, clock=clock,
-            plan=SamplePlan(1, args.readings), seed=args.seed, warm_up_us=5e4, probe=probe,
-            on_block=lambda block, kept=blocks: kept.append(block.to_dict()),
+            plan=SamplePlan(1, args.readings), seed=args.seed, resamples=1000,
+            warm_up_us=5e4, probe=probe,
+            on_block=partial(_keep, blocks),
         )  # fmt: skip
         for block in blocks:
             block["us"] = {arm: us / launches for arm, us in block["us"].items()}
@@ -328,6 +366,7 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
         for arm, row in r["arms"].items()
         if arm != "cublas" and any(key.startswith("error") for key in row)
     }
+    errors |= {r["id"]: math.inf for r in records if "tilewright" in r["failed"]}
     return [
         _bar("512 rows: 3 times llama.cpp, Q6_K 2.5 times", over_llama(512, prefill), 1.0, 1.0),
         _bar("512 rows over cuBLAS fp16", over_cublas(rows(512)), 0.7, 0.7),
@@ -378,15 +417,22 @@ def main(words: list[str] | None = None) -> int:
     cases = cases_of(args)
     import torch
 
+    from tilewright.device import arch_of
     from tilewright.measure import EventClock, StateProbe
 
     started = time.monotonic()
-    compile_all(cases, args)
-    print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
+    arch = arch_of(torch.device("cuda", 0))
+    broken = launch_all(cases, arch, args)
+    for (type_name, tile), why in broken.items():
+        print(f"note: {type_name} {tile}: {why}")
+    print(f"compiled and launched in {time.monotonic() - started:.0f} s", flush=True)
     clock = EventClock()
     probe = StateProbe(gpu=clock.device_id)
+    whole = origin(os.cpu_count() or 1)
+    whole["gpu"] = describe()
+    whole["versions"] = {**whole["versions"], **versions()}
     records: list[dict[str, Any]] = []
-    weight, key = None, None
+    weight, key, path = None, None, None
     for at, case in enumerate(cases):
         if time.monotonic() - started > args.seconds:
             print(f"note: {len(cases) - at} cases were not reached")
@@ -396,29 +442,43 @@ def main(words: list[str] | None = None) -> int:
             torch.cuda.empty_cache()
             weight = Weight(*case[:3], args.seed)
         assert weight is not None
-        record = measure(case, weight, args, clock, probe)
+        tiles = tiles_of(case, arch, args.tiles)
+        record = measure(case, weight, tiles, broken, args, clock, probe)
         show(record)
         records.append(_finite(record))
-    if not records:
+        seconds = round(time.monotonic() - started, 1)
+        path = write(result_of(whole, args, records, seconds), args.name, args.out)
+    if path is None:
         print("error: no case was measured", file=sys.stderr)
         return 1
-    whole = origin(os.cpu_count() or 1)
-    whole["gpu"] = describe()
-    whole["versions"] = {**whole["versions"], **versions()}
+    print(f"{path.name}: {len(records)} cases in {time.monotonic() - started:.0f} s")
     bars = bars_of(records)
-    result = {
-        "kind": "gpu-mmq", "title": "", "origin": whole,
-        "settings": {"blocks": args.blocks, "readings": args.readings, "seed": args.seed,
-                     "tiles": args.tiles, "rows_repeat_after": _PERIOD},
-        "llama_cpp_us": {name: {str(m): us for m, us in row.items()}
-                         for name, row in LLAMA_CPP.items()},
-        "bars": [_finite(bar.to_dict()) for bar in bars], "cases": records,
-        "seconds": round(time.monotonic() - started, 1),
-    }  # fmt: skip
-    print(f"{write(result, args.name, args.out).name}: {len(records)} cases in "
-          f"{result['seconds']} s")  # fmt: skip
     print(bars_text(bars))
     return 4 if any(bar.holds is False for bar in bars) else 0
+
+
+def result_of(
+    whole: dict[str, Any], args: argparse.Namespace, records: list[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    """The result file's content, of as many cases as there are."""
+    return {
+        "kind": "gpu-mmq",
+        "title": "",
+        "origin": whole,
+        "settings": {
+            "blocks": args.blocks,
+            "readings": args.readings,
+            "seed": args.seed,
+            "tiles": args.tiles,
+            "rows_repeat_after": _PERIOD,
+        },
+        "llama_cpp_us": {
+            name: {str(m): us for m, us in row.items()} for name, row in LLAMA_CPP.items()
+        },
+        "bars": [_finite(bar.to_dict()) for bar in bars_of(records)],
+        "cases": records,
+        "seconds": seconds,
+    }
 
 
 if __name__ == "__main__":
