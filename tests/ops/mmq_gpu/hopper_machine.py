@@ -41,7 +41,15 @@ def _numpy() -> Any:
 hopper_numpy = _numpy()
 base, Tensor = hopper_numpy.base, hopper_numpy.Tensor
 Tensor.__getitem__ = lambda self, at: Tensor(self.data[at], self.dtype.name)
-base.Pointer.to = lambda self, dtype: self  # an address that is only fetched
+
+
+def _fetched(self: Any, dtype: Any) -> Any:
+    """An address that is only fetched: it must be of the memory too."""
+    self.cells(None)
+    return self
+
+
+base.Pointer.to = _fetched
 HERE = threading.local()  # program, programs, warps, gave_up
 
 

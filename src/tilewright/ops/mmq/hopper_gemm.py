@@ -145,8 +145,8 @@ def _w_producer(
         for k in range(first - AHEAD, last):
             if k + AHEAD < last:
                 prefetch_fields(
-                    s_ptr, m_ptr, t_ptr, pid_n * BN, k + AHEAD, subs, stride_sb, stride_mb,
-                    stride_tb, SCALING, MINIMUMS, BYTES, SUB, BN, WARPS,
+                    s_ptr, m_ptr, t_ptr, pid_n * BN, N, k + AHEAD, subs, stride_sb,
+                    stride_mb, stride_tb, SCALING, MINIMUMS, BYTES, SUB, BN, WARPS,
                 )  # fmt: skip
             if k >= first:
                 fields = load_fields(

@@ -41,11 +41,12 @@ def _fetch(ptrs):
 
 @gluon.jit
 def prefetch_fields(
-    s_ptr, m_ptr, t_ptr, n, k, subs, stride_sb, stride_mb, stride_tb, SCALING: gl.constexpr,
+    s_ptr, m_ptr, t_ptr, n, N, k, subs, stride_sb, stride_mb, stride_tb, SCALING: gl.constexpr,
     MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Bring what `load_fields` will read of the BN rows from n on into the L2: a line a lane."""
+    """Bring what `load_fields` will read of the BN rows from n on, of N, into the L2: a line a
+    lane."""
     i = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
     LINES: gl.constexpr = max(1, BN // 64)  # of 128 bytes, of float16 of BN rows
     if SCALING == "half" or SCALING == "exponent":
@@ -53,7 +54,7 @@ def prefetch_fields(
     else:
         at = gl.minimum(i * 0 + k, subs * SUB // 256 - 1)
         _fetch(t_ptr + (at * BYTES + i % BYTES) * stride_tb + n)
-    at_row = n + i % LINES * 64
+    at_row = gl.minimum(n + i % LINES * 64, N - 1)  # an address of nobody might fault
     _fetch(s_ptr + at * stride_sb + at_row)
     if MINIMUMS:
         _fetch(m_ptr + at * stride_mb + at_row)

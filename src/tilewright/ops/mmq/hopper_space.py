@@ -10,7 +10,6 @@ estimate from what one H200 measured.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -170,7 +169,6 @@ def _about_us(tile: Tile, problem: Problem) -> float:
     return float(us + shares)
 
 
-@functools.lru_cache(maxsize=4096)  # asked for at every launch that no table has a tile for
 def default(problem: Problem) -> Tile | None:
     """The tile of a problem of more rows than a decode kernel takes, on sm_90; else None."""
     if problem.M < _FEWEST_ROWS:

@@ -11,6 +11,7 @@ Triton 3.6 compiles them as well; there the K-quants but Q3_K, and IQ4_XS, still
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
 from tilewright.layout.blocks import BLOCK_FORMS
@@ -184,6 +185,7 @@ def default_triton(problem: Problem) -> Tile:
     )
 
 
+@functools.lru_cache(maxsize=4096)  # asked for at every launch that no table has a tile for
 def _default(problem: Problem) -> Tile:
     for found in (gemv_space.default(problem), int8_space.default(problem)):
         if found is not None:
