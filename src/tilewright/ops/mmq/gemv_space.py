@@ -61,8 +61,10 @@ def _fits_registers(tile: Tile, problem: Problem) -> bool:
     if not _dots(tile, problem):
         return bool(rows * lane <= 64 and tile.units <= 2 and tile.num_warps <= 8)
     words = rows * tile.units * (1 + tile.ahead)
-    sums = rows * tile.block_m // 4
-    return bool((words + sums) * max(1, tile.num_warps // 8) <= 16)
+    sums = rows * tile.block_m // 8
+    if lane == 64 and tile.ahead and tile.units > 2:
+        return False
+    return bool((words + sums) * max(1, tile.num_warps // 8) <= 18)
 
 
 _RULES = (
