@@ -24,6 +24,7 @@ from model.ssm_models import (
     slow_greedy,
 )
 from tilewright.errors import FormatError, UnsupportedError
+from tilewright.model.check import model_cases, verify_cases
 from tilewright.model.generate import TransformersDecoder, decoder_for, generate
 from tilewright.model.layers import QuantEmbedding, QuantLinear
 from tilewright.model.load import load
@@ -328,6 +329,19 @@ def test_factors_and_mixed_halves_of_a_gguf_file(
     ids = random_ids(20)
     assert relative_error(all_logits(model, ids), all_logits(plain, ids)) < LIMIT
     assert model.tilewright_info.dequantized["Q8_0"].tensors == 1
+
+
+def test_verify_runs_the_models_own_scan(hybrid: Any, tmp_path: Path) -> None:
+    hybrid.write_gguf(tmp_path / "m.gguf", hybrid.plain_model("nemotron_h"), "Q8_0")
+    model, _ = load(tmp_path / "m.gguf")
+    cases = model_cases(model, paths=["float"], batches=(1, 17, 4096))
+    assert {(c.weight_type, c.N, c.K, c.group, c.M) for c in cases["ssd"]} == {
+        ("p32", 512, 32, 8, m) for m in (1, 17, 530)
+    }
+    short = {"ssd": [case for case in cases["ssd"] if case.M < 100]}
+    report = verify_cases(short)
+    assert report.passed
+    assert {group.label.split()[0] for group in report.groups()} == {"SSM_SCAN"}
 
 
 def test_names_of_older_checkpoints(hybrid: Any, tmp_path: Path) -> None:

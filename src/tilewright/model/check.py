@@ -9,6 +9,7 @@ from tilewright.device import arch_of
 from tilewright.model.layers import model_problems
 from tilewright.model.moe import expert_cases
 from tilewright.model.placement import device_of
+from tilewright.model.ssm import scan_cases
 from tilewright.ops.catalog import load_spec
 from tilewright.ops.contract import Case
 from tilewright.tiles.tile import Problem
@@ -31,8 +32,8 @@ def model_cases(
     paths: Sequence[str] = ("float", "int8"),
     batches: Sequence[int] = MODEL_BATCHES,
 ) -> dict[str, tuple[Case, ...]]:
-    """Cases by op for every distinct packed product of a model from `tilewright.load`; of one on a
-    GPU by "op@cuda", as `tilewright.ops.catalog.load_spec` takes it.
+    """Cases by op for every distinct packed product and scan of a model from `tilewright.load`; of
+    one on a GPU by "op@cuda", as `tilewright.ops.catalog.load_spec` takes it.
 
     Args:
         model: the model; the dtype it computes in is that of the cases.
@@ -57,6 +58,9 @@ def model_cases(
     mixture = expert_cases(model, dtype, paths, batches)
     if mixture:
         cases["moe"] = mixture
+    scans = scan_cases(model, dtype, batches)
+    if scans:
+        cases["ssd"] = scans
     on = "" if device.type == "cpu" else f"@{device.type}"
     return {f"{op}{on}": some for op, some in cases.items()}
 

@@ -15,6 +15,7 @@ States lie in transformers' own cache: the last W inputs of the convolution, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ from torch import nn
 
 from tilewright.errors import UnsupportedError
 from tilewright.model.layers import QuantLinear
+from tilewright.ops.contract import Case
 
-__all__ = ["QuantHead", "SSMMixer", "inject_ssm", "is_mixer"]
+__all__ = ["QuantHead", "SSMMixer", "inject_ssm", "is_mixer", "scan_cases"]
 
 _MIXERS = frozenset(
     {
@@ -36,6 +38,7 @@ _MIXERS = frozenset(
 )
 _ACTIVATIONS = ("silu", "swish")
 _STEP, _MOST = 8, 256
+_LONGEST = 530  # tokens of a case: the oracle goes through them one by one, in float64
 
 
 class QuantHead(QuantLinear):
@@ -256,6 +259,30 @@ def inject_ssm(model: nn.Module) -> int:
     for path, module in found:
         model.set_submodule(path, SSMMixer(module, model.config))
     return len(found)
+
+
+def scan_cases(model: nn.Module, act_dtype: str, batches: Sequence[int]) -> tuple[Case, ...]:
+    """Cases of op "ssd" for the distinct scans of a loaded model.
+
+    Args:
+        model: from `tilewright.load`, or what stands in for one.
+        act_dtype: the dtype it computes in, as cases name it.
+        batches: numbers of tokens; of larger ones 530 are verified.
+
+    Returns:
+        One case a scan and number of tokens, its operands views of one projection.
+    """
+    found: dict[str, Case] = {}
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, SSMMixer):
+            for m in sorted({min(m, _LONGEST) for m in batches}):
+                case = Case(
+                    "ssd", f"p{module.head_dim}", act_dtype, m, module.intermediate_size,
+                    module.ssm_state_size, module.num_heads // module.n_groups,
+                    flags=("initial", "strided"),
+                )  # fmt: skip
+                found[case.id] = case
+    return tuple(found.values())
 
 
 def _masked(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
