@@ -20,6 +20,11 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
+
+from render_gpu import against_table, gguf_model_table  # noqa: E402
+from tables import markdown  # noqa: E402
+
 _BLOCK = re.compile(
     r"(?P<open><!-- results:(?P<name>[a-z0-9-]+) -->\n)(?P<body>.*?)(?P<close><!-- /results -->)",
     re.DOTALL,
@@ -35,12 +40,6 @@ _ENGINES = {
 
 class RenderError(Exception):
     """A marker names results that do not exist."""
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; every column but the first is aligned to the right."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
 def versus_table(result: dict[str, Any]) -> str:
@@ -135,14 +134,18 @@ _CACHE_WORDS = {
 
 def gpu_table(result: dict[str, Any], part: str) -> str:
     """Times of every arm of one part of a GPU run, and what the bars of that part say."""
-    cases = [case for case in result["cases"] if case["part"] == part]
-    if part == "error":
-        return _gpu_errors(result, cases)
     if part.startswith("ladder"):
         return _gpu_ladder(result, part)
+    cases = [case for case in result["cases"] if part in (case["part"], _subject(case))]
+    part = part.partition(",")[0]
+    if part == "error":
+        return _gpu_errors(result, cases)
     cache = _CACHES[part]
     arms = [arm for arm in _ARMS if any(_us(case, cache, arm) for case in cases)]
-    header = ["N x K, M", *(f"{_ARMS[arm]} us" for arm in arms), "vs cuBLAS", "vs Humming"]
+    ours = "tilewright/float16" if "tilewright/float16" in arms else "triton/float16"
+    peers = [peer for peer in ("cublas/float16", "humming/float16") if peer in arms]
+    header = ["N x K, M", *(f"{_ARMS[arm]} us" for arm in arms)]
+    header += [f"vs {_ARMS[peer].removesuffix(' fp16')}" for peer in peers]
     rows = []
     for case in cases:
         cells = [f"{case['N']} x {case['K']}, {case['M']}"]
@@ -150,12 +153,12 @@ def gpu_table(result: dict[str, Any], part: str) -> str:
             us = _us(case, cache, arm)
             wrong = "failed" if arm in case["failed"] else ""
             cells.append(f"{statistics.median(us):.1f}" if us else wrong)
-        cells += [_faster(case, cache, arm) for arm in ("cublas/float16", "humming/float16")]
+        cells += [_faster(case, cache, peer, ours) for peer in peers]
         rows.append(cells)
     gpu = result["origin"]["gpu"]
     note = (
         f"{gpu['name']}, {result['origin']['date'][:10]}; median of {_blocks(cases, cache)} blocks "
-        f"in random order, {_CACHE_WORDS[cache]}; a ratio above 1 is Tilewright fp16 being faster."
+        f"in random order, {_CACHE_WORDS[cache]}; a ratio above 1 is {_ARMS[ours]} being faster."
     )
     return f"{markdown(header, rows)}\n\n{note}"
 
@@ -166,8 +169,8 @@ def _us(case: dict[str, Any], cache: str, arm: str) -> list[float]:
     return [block["us"][arm] for block in case[cache]["blocks"] if arm in block["us"]]
 
 
-def _faster(case: dict[str, Any], cache: str, peer: str) -> str:
-    theirs, ours = _us(case, cache, peer), _us(case, cache, "tilewright/float16")
+def _faster(case: dict[str, Any], cache: str, peer: str, arm: str) -> str:
+    theirs, ours = _us(case, cache, peer), _us(case, cache, arm)
     if not theirs or not ours:
         return ""
     return f"{statistics.median(a / b for a, b in zip(theirs, ours, strict=True)):.2f}x"
@@ -278,7 +281,20 @@ def _parts(result: dict[str, Any]) -> list[str]:
     if all(case["part"] == "ladder" for case in result["cases"]):
         file = re.search(r"--ladder (\S+?)(\.toml)?( |$)", result["origin"].get("command", ""))
         return [f"ladder {result.get('title') or (file[1] if file else '')}"]
-    return list(dict.fromkeys(case["part"] for case in result["cases"]))
+    return list(dict.fromkeys(_subject(case) for case in result["cases"]))
+
+
+def _subject(case: dict[str, Any]) -> str:
+    """Its part; those of the portable kernel alone, and of one shape of few rows, are apart."""
+    if case["part"] == "decode":
+        return f"decode, {case['N']} x {case['K']}"
+    alone = case["part"] != "error" and "tilewright/float16" not in case["arms"]
+    return f"{case['part']}, portable" if alone else str(case["part"])
+
+
+def _measured_parts(result: dict[str, Any]) -> list[str]:
+    timed = [case for case in result["cases"] if case.get("cold") or case.get("rotating")]
+    return list(dict.fromkeys(case.get("part", "") for case in timed))
 
 
 _KINDS = {
@@ -286,6 +302,10 @@ _KINDS = {
     "quality": _Kind(lambda result, _: quality_table(result), _model_file),
     "gpu-w4a16": _Kind(gpu_table, _parts),
     "gpu-w4a16-model": _Kind(gpu_model_table, _model_file),
+    "gpu-mmq": _Kind(against_table, _measured_parts),
+    "gpu-moe": _Kind(against_table, _measured_parts),
+    "gpu-ssd": _Kind(against_table, _measured_parts),
+    "gpu-gguf-model": _Kind(gguf_model_table, lambda result: [result["model"]["name"]]),
 }
 
 

@@ -127,3 +127,61 @@ def test_a_ladder_without_kept_comparisons_shows_ratios_alone(render: Any) -> No
     table = render.gpu_table(content, subject)
     assert "| packed, float16 | 100.0 | 2.000x |  |" in table
     assert "| control: old, bfloat16 | 200.0 | 1.000x |  |" in table
+
+
+def test_parts_of_several_files_stand_side_by_side(render: Any, tmp_path: Path) -> None:
+    wide, tall = case("decode", TIMES), {**case("decode", TIMES), "N": 4096, "K": 12288}
+    alone = case("prefill", {"cublas/float16": 99.0, "triton/float16": 124.0})
+    files = {"a": (case("prefill", TIMES), wide), "b": (tall,), "c": (alone,)}
+    for day, (name, cases) in enumerate(files.items(), 1):
+        content = json.dumps(result(f"2030-01-0{day}", *cases))
+        (tmp_path / f"{name}.json").write_text(content)
+    text = render.render("<!-- results:gpu-w4a16 -->\n<!-- /results -->\n", tmp_path)
+    assert text.count("| 24576 x 4096, 16 |") == 3
+    assert text.count("| 4096 x 12288, 16 |") == 1
+    assert "| 24576 x 4096, 16 | 100.0 | 125.0 | 0.80x |" in text
+
+
+def against(kind: str, figures: dict[str, Any], *cases: dict[str, Any]) -> dict[str, Any]:
+    return {**result("2030-01-01", *cases), "kind": kind, **figures}
+
+
+def timed(us: dict[str, float], base: str, **fields: Any) -> dict[str, Any]:
+    blocks = [{"us": {arm: t + i for arm, t in us.items()}} for i in (0, 1, 2)]
+    return {
+        "failed": {}, "arms": {arm: {"error": 2e-4} for arm in us},
+        "cold": {"baseline": base, "blocks": blocks}, **fields,
+    }  # fmt: skip
+
+
+def test_kept_figures_of_a_peer_stand_beside_what_was_measured(render: Any, tmp_path: Path) -> None:
+    us = {"cublas": 79.0, "tilewright": 99.0}
+    known = timed(us, "cublas", id="Q4_K-M512", type_name="Q4_K", M=512, N=4096, K=14336)
+    other = timed(us, "cublas", id="Q4_K-N512", type_name="Q4_K", M=512, N=512, K=14336)
+    content = against("gpu-mmq", {"llama_cpp_us": {"Q4_K": {"512": 300.0}}}, known, other)
+    (tmp_path / "mmq.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-mmq -->\n<!-- /results -->\n", tmp_path)
+    header = "| case | cublas us | tilewright us | vs cublas | llama.cpp us* | vs llama.cpp* |"
+    assert header in text
+    assert "| Q4_K-M512 | 80.0 | 100.0 | 0.80x | 300 | 3.00x |" in text
+    assert "| Q4_K-N512 | 80.0 | 100.0 | 0.80x |  |  |" in text
+    assert "another run on such a GPU, not paired" in text
+
+
+def test_a_model_shows_where_its_kernels_spend_a_prefill(render: Any, tmp_path: Path) -> None:
+    row = {"test": "pp4096", "median_ts": 300.0, "samples_ts": [290.0, 300.0, 310.0],
+           "llama_cpp_ts": 100.0, "ratio": 3.0}  # fmt: skip
+    kernels = {
+        "test": "pp4096", "total_us": 2000.0,
+        "rows": [{"op": "mmq", "us": 1500.0, "share": 0.75, "launches": 7}],
+    }  # fmt: skip
+    content = {
+        "kind": "gpu-gguf-model", "origin": {"date": "2030-01-01", "gpu": {"name": "NVIDIA H200"}},
+        "model": {"name": "llama-3-8b"}, "dtype": "float16", "check": {"logits_error": 1e-3},
+        "timed": {"results": [row], "kernel_time": kernels},
+    }  # fmt: skip
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-gguf-model -->\n<!-- /results -->\n", tmp_path)
+    assert "| pp4096 | 300 (290-310) | 100 | 3.00x |" in text
+    assert "| mmq | 1.50 | 75.0% | 7 |" in text
+    assert "| total kernel time at pp4096 | 2.00 |  |  |" in text

@@ -1,0 +1,129 @@
+"""Tables of what GPUs measured: mmq, moe, ssd and whole models."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from tables import markdown
+
+__all__ = ["against_table", "gguf_model_table"]
+
+_KEPT_FIGURES = {"gpu-mmq": "llama_cpp_us", "gpu-moe": "llama_cpp_us", "gpu-ssd": "mamba_ssm_us"}
+_PEERS = {"llama_cpp_us": "llama.cpp", "mamba_ssm_us": "mamba_ssm"}
+
+
+def against_table(result: Mapping[str, Any], subject: str) -> str:
+    """Times of every arm by case; figures of another run beside them, named as such.
+
+    `subject` is a part of the result, or "" where it has none.
+    """
+    figures = _KEPT_FIGURES[result["kind"]]
+    cases = [case for case in result["cases"] if case.get("part", "") == subject]
+    arms = list(
+        dict.fromkeys(a for case in cases for cache in _caches(case) for a in _arms(case, cache))
+    )
+    base = next(case[cache]["baseline"] for case in cases for cache in _caches(case))
+    peer = _PEERS[figures]
+    header = ["case", *(f"{arm} us" for arm in arms)]
+    if base != "tilewright":
+        header.append(f"vs {base}")
+    kept = {case["id"]: _figure(result[figures], case) for case in cases}
+    if any(kept.values()):
+        header += [f"{peer} us*", f"vs {peer}*"]
+    rows = []
+    for case in cases:
+        for cache in _caches(case):
+            us = {arm: _us(case, cache, arm) for arm in arms}
+            name = case["id"] if cache == "cold" else f"{case['id']}, {cache}"
+            failed = {arm: "failed" if arm in case["failed"] else "" for arm in arms}
+            cells = [name]
+            cells += [f"{statistics.median(us[a]):.1f}" if us[a] else failed[a] for a in arms]
+            ours = us["tilewright"]
+            if base != "tilewright":
+                pairs = zip(us[base], ours, strict=True) if us[base] and ours else ()
+                ratios = [theirs / mine for theirs, mine in pairs]
+                cells.append(f"{statistics.median(ratios):.2f}x" if ratios else "")
+            if any(kept.values()):
+                figure = kept[case["id"]]
+                faster = figure / statistics.median(ours) if figure and ours else None
+                cells += [f"{figure:g}" if figure else "", f"{faster:.2f}x" if faster else ""]
+            rows.append(cells)
+    blocks = "/".join(
+        sorted({str(len(case[cache]["blocks"])) for case in cases for cache in _caches(case)})
+    )
+    worst = max(
+        (row["error"], case["id"])
+        for case in cases
+        for arm, row in case["arms"].items()
+        if arm == "tilewright" and row.get("error") is not None
+    )
+    note = (
+        f"{result['origin']['gpu']['name']}, {result['origin']['date'][:10]}; median of {blocks} "
+        f"blocks in random order, caches flushed or weights in turn; largest relative error of "
+        f"Tilewright {worst[0]:.1e} ({worst[1]})."
+    )
+    if any(kept.values()):
+        note += f" * {peer}'s times are of another run on such a GPU, not paired with these."
+    return f"{markdown(header, rows)}\n\n{note}"
+
+
+def _caches(case: Mapping[str, Any]) -> list[str]:
+    return [cache for cache in ("cold", "rotating") if case.get(cache)]
+
+
+def _arms(case: Mapping[str, Any], cache: str) -> list[str]:
+    return [arm for arm in case[cache]["blocks"][0]["us"] if arm != "control"]
+
+
+def _us(case: Mapping[str, Any], cache: str, arm: str) -> list[float]:
+    if arm in case["failed"]:
+        return []
+    return [block["us"][arm] for block in case[cache]["blocks"] if arm in block["us"]]
+
+
+def _figure(figures: Mapping[str, Any], case: Mapping[str, Any]) -> float | None:
+    """What another run took for this case, in microseconds."""
+    if "layer" in case:  # a scan: by model and tokens
+        found = figures.get(case["layer"], {}).get(str(case.get("tokens")))
+        return found if case.get("part") == "scan" else None
+    if "T" in case:  # experts: by tokens
+        ours = (case["part"], case["type_name"]) == ("product", "Q4_K")
+        return figures.get(str(case["T"])) if ours else None
+    if (case["N"], case["K"]) != (4096, 14336):
+        return None
+    found = figures.get(case["type_name"], {}).get(str(case["M"]))
+    return None if found is None else float(found)
+
+
+def gguf_model_table(result: Mapping[str, Any], subject: str) -> str:
+    """Throughput of a synthetic model, and where its kernels spend a prefill."""
+    timed, gpu = result["timed"], result["origin"]["gpu"]["name"]
+    rows = []
+    for row in timed["results"]:
+        some = row["samples_ts"]
+        peer, ratio = row.get("llama_cpp_ts"), row.get("ratio")
+        rows.append(
+            [
+                row["test"], f"{row['median_ts']:.0f} ({min(some):.0f}-{max(some):.0f})",
+                f"{peer:g}" if peer else "", f"{ratio:.2f}x" if ratio else "",
+            ]
+        )  # fmt: skip
+    lines = [markdown([subject, "tok/s", "llama.cpp*", "vs llama.cpp*"], rows), ""]
+    if timed["kernel_time"]:
+        kernels = timed["kernel_time"]
+        rows = [
+            [r["op"], f"{r['us'] / 1e3:.2f}", f"{r['share']:.1%}", str(r["launches"])]
+            for r in kernels["rows"]
+        ]
+        total = f"total kernel time at {kernels['test']}"
+        rows.append([total, f"{kernels['total_us'] / 1e3:.2f}", "", ""])
+        lines += [markdown(["op", "ms", "share", "launches"], rows), ""]
+    lines.append(
+        f"{gpu}, {result['origin']['date'][:10]}; seeded random weights, {result['dtype']}; median "
+        f"(range) of {len(timed['results'][0]['samples_ts'])} repetitions; logits within "
+        f"{result['check']['logits_error']:.1e} of the dequantized weights'. * llama.cpp's figures "
+        "are of another run on such a GPU (flash attention on), not paired with these."
+    )
+    return "\n".join(lines)
