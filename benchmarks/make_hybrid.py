@@ -131,6 +131,8 @@ def write_folder(folder: Path, model: Any, kind: str = "w4a16") -> Any:
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         hub = name.replace("model.", "backbone.", 1) if family == "nemotron_h" else name
+        for ours, theirs in _HUB_EXPERTS.items():
+            hub = hub.replace(ours, theirs)
         if kind == "w4a16" and name in linears:
             packed, values = _w4(parameter)
             tensors |= {f"{hub.removesuffix('weight')}{part}": v for part, v in packed.items()}
@@ -154,6 +156,13 @@ def write_folder(folder: Path, model: Any, kind: str = "w4a16") -> Any:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     return model
+
+
+_HUB_EXPERTS = {
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+    "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
+}
 
 
 def _w4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -206,9 +215,12 @@ def write_gguf(
         finish(writer)
     for name, parameter in model.named_parameters():
         for theirs, rows, put_back in _tensors(model, family, name, parameter):
-            matrix = theirs.endswith(".weight") and rows.ndim == 2
-            plain = not matrix or "ssm_conv1d" in theirs or "norm" in theirs
-            raw = rows if plain else quantize(np.ascontiguousarray(rows), kind)
+            matrix = theirs.endswith(".weight") and rows.ndim >= 2
+            plain = not matrix or any(p in theirs for p in ("ssm_conv1d", "norm", "gate_inp"))
+            raw = rows
+            if not plain:
+                raw = quantize(np.ascontiguousarray(rows.reshape(-1, rows.shape[-1])), kind)
+                raw = raw.reshape(*rows.shape[:-1], -1)
             typed = plain or kind == "F32"
             writer.add_tensor(theirs, raw, raw_dtype=None if typed else Q[kind])
             back = raw if typed else gguf.quants.dequantize(raw, Q[kind])
@@ -262,7 +274,6 @@ _PARTS = {
     "gate_proj": "ffn_gate",
     "up_proj": "ffn_up",
     "down_proj": "ffn_down",
-    "output_linear": "ffn_down",
     **_ATTENTION,
 }
 
@@ -294,6 +305,18 @@ def _tensors(
     if leaf == "dt_bias":
         return [(f"{block}.ssm_dt.bias", parameter.numpy(), put)]
     stem = inside[-1]
+    if stem == "experts":  # [E, ...], gate and up of them two tensors in GGUF
+        if leaf == "down_proj":
+            return [(f"{block}.ffn_down_exps.weight", parameter.numpy(), put)]
+        return [
+            (f"{block}.{theirs}.weight", half.numpy(), half.copy_)
+            for theirs, half in zip(
+                ("ffn_gate_exps", "ffn_up_exps"), parameter.chunk(2, dim=1), strict=True
+            )
+        ]
+    if stem == "router":
+        return [(f"{block}.ffn_gate_inp.weight", parameter.numpy(), put)]
+    shared = "_shexp" if getattr(config, "num_local_experts", 0) else ""
     if mixer and stem in _MIXER:
         values = parameter.squeeze(1) if stem == "conv1d" and leaf == "weight" else parameter
         if stem == "norm":
@@ -303,8 +326,12 @@ def _tensors(
         half = parameter.shape[0] // 2
         return [
             (f"{block}.{theirs}.{leaf}", rows.numpy(), rows.copy_)
-            for theirs, rows in (("ffn_gate", parameter[:half]), ("ffn_up", parameter[half:]))
-        ]
+            for theirs, rows in (
+                (f"ffn_gate{shared}", parameter[:half]), (f"ffn_up{shared}", parameter[half:]),
+            )
+        ]  # fmt: skip
+    if stem == "output_linear":
+        return [(f"{block}.ffn_down{shared}.{leaf}", parameter.numpy(), put)]
     if family == "falcon_h1" and stem == "pre_ff_layernorm":
         return [(f"{block}.ffn_norm", parameter.numpy(), put)]
     if family == "granitemoehybrid" and stem in ("q_proj", "k_proj"):
@@ -364,6 +391,12 @@ def _metadata(model: Any, family: str) -> dict[str, Any]:
             "logit_scale": float(c.logits_scaling),
             "rope.scaling.finetuned": c.position_embedding_type == "rope",
         }  # fmt: skip
+        if c.num_local_experts:
+            fields |= {
+                "feed_forward_length": c.intermediate_size,
+                "expert_count": c.num_local_experts, "expert_used_count": c.num_experts_per_tok,
+                "expert_shared_feed_forward_length": c.shared_intermediate_size,
+            }  # fmt: skip
     if family == "falcon_h1":
         fields |= {"attention.key_length": c.head_dim, "attention.value_length": c.head_dim}
     heads, head_dim, state, groups, taps = sizes

@@ -22,13 +22,14 @@ from typing import Any
 _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))
 
-from render_gpu import against_table, gguf_model_table  # noqa: E402
+from render_gpu import against_table, bars_table, gguf_model_table  # noqa: E402
 from tables import markdown  # noqa: E402
 
 _BLOCK = re.compile(
     r"(?P<open><!-- results:(?P<name>[a-z0-9-]+) -->\n)(?P<body>.*?)(?P<close><!-- /results -->)",
     re.DOTALL,
 )
+_BARS = "gpu-bars"  # what was asked of all kinds of GPU results
 _BUSY = 0.05  # share of CPU time that other programs may use in silence
 _ENGINES = {
     "llama.cpp": "llama.cpp",
@@ -331,6 +332,23 @@ def newest(folder: Path, kind: str) -> dict[str, dict[str, Any]]:
     return {subject: latest[subject] for subject in sorted(latest)}
 
 
+def _with_bars(folder: Path) -> list[dict[str, Any]]:
+    """Results of GPUs that state what was asked of them, by date.
+
+    Raises:
+        RenderError: there is none.
+    """
+    read = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    found = [
+        result for result in read
+        if result.get("kind") == "gpu-gguf-model"
+        or (result.get("kind") in _KINDS and result.get("bars"))
+    ]  # fmt: skip
+    if not found:
+        raise RenderError(f"results:{_BARS}: no result with bars lies in {folder}")
+    return sorted(found, key=lambda result: str(result["origin"]["date"]))
+
+
 def render(text: str, folder: Path) -> str:
     """`text` with every marked block replaced by what the result files say.
 
@@ -341,6 +359,8 @@ def render(text: str, folder: Path) -> str:
         raise RenderError("a results marker is malformed or lacks its <!-- /results -->")
 
     def fill(match: re.Match[str]) -> str:
+        if match["name"] == _BARS:
+            return f"{match['open']}{bars_table(_with_bars(folder))}\n{match['close']}"
         found = newest(folder, match["name"])
         show = _KINDS[match["name"]].show
         tables = "\n\n".join(show(result, subject) for subject, result in found.items())

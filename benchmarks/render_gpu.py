@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tables import markdown
 
-__all__ = ["against_table", "gguf_model_table"]
+__all__ = ["against_table", "bars_table", "gguf_model_table"]
 
 _KEPT_FIGURES = {"gpu-mmq": "llama_cpp_us", "gpu-moe": "llama_cpp_us", "gpu-ssd": "mamba_ssm_us"}
 _PEERS = {"llama_cpp_us": "llama.cpp", "mamba_ssm_us": "mamba_ssm"}
@@ -127,3 +127,59 @@ def gguf_model_table(result: Mapping[str, Any], subject: str) -> str:
         "are of another run on such a GPU (flash attention on), not paired with these."
     )
     return "\n".join(lines)
+
+
+_TITLES = {
+    "gpu-w4a16": "W4A16",
+    "gpu-mmq": "GGUF",
+    "gpu-moe": "experts",
+    "gpu-ssd": "Mamba-2",
+    "gpu-gguf-model": "model",
+}
+
+
+def bars_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """What was asked of GPU kernels and what they reached, each claim once.
+
+    Args:
+        results: in the order of their dates; a later file's figure replaces an earlier one's,
+            but of errors the larger stays.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    gpus: dict[str, None] = {}
+    for result in results:
+        kind = result["kind"]
+        for name, asked, reached, worst, holds, most in _claims(result):
+            gpus[f"{result['origin']['gpu']['name']}, {result['origin']['date'][:10]}"] = None
+            key = (_TITLES[kind], name)
+            old = found.get(key)
+            if old is not None and most and float(old[4]) > float(worst):
+                continue
+            found[key] = [*key, asked, reached, worst, "yes" if holds else "**no**"]
+    rows = list(found.values())
+    header = ["of", "claim", "asked", "mean", "worst", "holds"]
+    note = f"{'; '.join(gpus)}; geometric means, and the worst single case."
+    return f"{markdown(header, rows)}\n\n{note}"
+
+
+def _claims(result: Mapping[str, Any]) -> list[tuple[str, str, str, str, bool, bool]]:
+    """Of what was measured: claim, asked, mean, worst, whether it holds, whether less is better."""
+    if result["kind"] == "gpu-gguf-model":
+        timed = result["timed"] or {"results": []}
+        return [
+            (f"{result['model']['name']}, {r['test']} over llama.cpp", f"{r['bar']:g}",
+             f"{r['ratio']:.3g}", f"{r['ratio']:.3g}", bool(r["holds"]), False)
+            for r in timed["results"] if "bar" in r
+        ]  # fmt: skip
+    claims = []
+    for bar in result.get("bars", []):
+        if bar["holds"] is None:
+            continue
+        most = bool(bar["most"])
+        asked = f"{bar['least']:g}"
+        if not most and bar["floor"] not in (None, bar["least"]):
+            asked += f", each {bar['floor']:g}"
+        mean = "" if most or bar["mean"] is None else f"{bar['mean']:.3g}"
+        worst = "inf" if bar["worst"] is None else f"{bar['worst']:.3g}"
+        claims.append((bar["name"], asked, mean, worst, bool(bar["holds"]), most))
+    return claims

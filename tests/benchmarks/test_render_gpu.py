@@ -185,3 +185,33 @@ def test_a_model_shows_where_its_kernels_spend_a_prefill(render: Any, tmp_path: 
     assert "| pp4096 | 300 (290-310) | 100 | 3.00x |" in text
     assert "| mmq | 1.50 | 75.0% | 7 |" in text
     assert "| total kernel time at pp4096 | 2.00 |  |  |" in text
+
+
+def bar(name: str, least: float, mean: float, worst: float, **changed: Any) -> dict[str, Any]:
+    return {"name": name, "least": least, "mean": mean, "worst": worst, "floor": None,
+            "most": False, "holds": mean >= least, **changed}  # fmt: skip
+
+
+def test_every_claim_is_told_once_with_what_was_reached(render: Any, tmp_path: Path) -> None:
+    error = {"most": True, "holds": True}
+    first = {**result("2030-01-01"), "bars": [
+        bar("speed", 1.0, 0.9, 0.8, floor=0.7), bar("error", 3e-4, 1e-4, 2.9e-4, **error),
+        bar("nothing", 1.0, 0.0, 0.0, holds=None),
+    ]}  # fmt: skip
+    later = {**result("2030-01-02"), "bars": [
+        bar("speed", 1.0, 1.25, 1.1, floor=0.7), bar("error", 3e-4, 1e-4, 2.1e-4, **error),
+    ]}  # fmt: skip
+    for name, content in {"b": first, "a": later}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-bars -->\n<!-- /results -->\n", tmp_path)
+    assert "| W4A16 | speed | 1, each 0.7 | 1.25 | 1.1 | yes |" in text
+    assert "| W4A16 | error | 0.0003 |  | 0.00029 | yes |" in text
+    assert "nothing" not in text
+    assert text.count("| W4A16 |") == 2
+
+
+def test_a_claim_that_fails_says_so(render: Any, tmp_path: Path) -> None:
+    content = {**result("2030-01-01"), "bars": [bar("speed", 1.0, 0.9, 0.8)]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-bars -->\n<!-- /results -->\n", tmp_path)
+    assert "| W4A16 | speed | 1 | 0.9 | 0.8 | **no** |" in text
