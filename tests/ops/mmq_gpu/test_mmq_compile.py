@@ -96,6 +96,11 @@ def test_no_product_waits_for_the_one_before(compiled, name):
     assert compiled[name]["serialized"] == []
 
 
+@pytest.mark.parametrize("name", [name for name in JOBS if name.startswith("sm_90")])
+def test_no_weight_is_written_while_a_product_reads_it(compiled, name):
+    assert compiled[name]["overwritten"] == []
+
+
 @by_job
 def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
     job = JOBS[name]

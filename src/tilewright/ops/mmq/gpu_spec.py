@@ -49,6 +49,7 @@ _SOURCES = (
     "tilewright.ops.mmq.gpu",
     "tilewright.ops.w4a16.triton_gemm",
     "tilewright.ops.w4a16.triton_parts",
+    "tilewright.ops.wgmma",
     "tilewright.ops.workspace",
     "tilewright.layout.blocks",
 )

@@ -16,7 +16,8 @@ programs at once. Sums of shares go to `partials` [SPLIT, M, N] float32, and a s
 them in their order: two launches agree bit for bit. A share without a step writes zeros.
 
 Rows past M and N repeat the last row, and are not stored: no load needs a mask for them. Columns
-past K are masked where BLOCK_K does not divide K (EVEN_K).
+past K are masked where BLOCK_K does not divide K (EVEN_K). On Hopper each step waits for its
+products (AWAIT, see `tilewright.ops.wgmma`).
 
 The interpreter holds bfloat16 as integers, and would multiply the bit patterns. There (INTERPRET)
 the kernel rounds by hand and multiplies in float32, which changes no product.
@@ -39,9 +40,11 @@ import triton.language as tl
 from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks
+from tilewright.ops.cross import target_arch
 from tilewright.ops.mmq.triton_parts import bias_of, codes_of, scales_of, weights_of
 from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
+from tilewright.ops.wgmma import awaited, has_wgmma
 from tilewright.tiles.tile import Tile
 
 __all__ = ["INTERPRETED", "launch_mmq", "launch_sum", "workspace_mmq"]
@@ -68,8 +71,8 @@ def _mmq_kernel(
     SCALING: tl.constexpr, MINIMUMS: tl.constexpr, BYTES: tl.constexpr, SUB_OFFSET: tl.constexpr,
     SUB: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr,
-    FAULT: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, AWAIT: tl.constexpr,
+    INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """One tile of y, or of one share of it."""
     # Which tile: bands of GROUP_M rows of tiles, column after column: x and w stay in the cache.
@@ -146,6 +149,8 @@ def _mmq_kernel(
         if INTERPRET and dtype == tl.bfloat16:
             x = to_float32(x, INTERPRET)
         acc = tl.dot(w, x, acc, input_precision="ieee")
+        if AWAIT:
+            acc = awaited(acc)
 
     mask_y = (offs_m < M)[None, :] & (offs_n < N)[:, None]
     if SPLIT > 1:
@@ -238,7 +243,8 @@ def launch_mmq(
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, GROUP_M=tile.group_m,
         SPLIT=tile.split_k, EVEN_K=k % tile.block_k == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight.tensors)),
-        INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        AWAIT=has_wgmma(target_arch(x.device)), INTERPRET=INTERPRETED, FAULT=fault,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if tile.split_k > 1:
         launch_sum(partials, bias, y, tile.split_k, fault)
