@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tilewright.isa.hazards import overwritten_operands
 from tilewright.ops.cross import Compiled, cross_compile
 from tilewright.ops.ssd.args import ScanArgs, StepArgs
 from tilewright.ops.ssd.triton_scan import launch_scan, workspace_scan
@@ -68,6 +69,7 @@ def figures(kernel: Compiled) -> dict[str, Any]:
         "shared_bytes": kernel.metadata["shared"],
         "spilled": max((int(a or b) for a, b in spilled), default=0),
         "serialized": re.findall(r"C7\d\d\d", kernel.log),
+        "overwritten": [str(found) for found in overwritten_operands(kernel)],
         "mentions_fault": "FAULT" in kernel.text("ttir"),
     }
 

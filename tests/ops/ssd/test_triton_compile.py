@@ -41,14 +41,36 @@ def job(arch: str, tile: Tile | None = None, **more: Any) -> dict[str, Any]:
 
 JOBS: dict[str, dict[str, Any]] = {
     **{f"{arch} bf16": job(arch) for arch in ARCHS},
-    **{f"{arch} fp16 P=80": job(arch, dtype="float16", p=80, gate=True) for arch in ARCHS},
-    **{f"{arch} fp32": job(arch, dtype="float32", packed=True) for arch in ("sm_90", "gfx1151")},
+    **{
+        f"{arch} fp16 P=80": job(arch, dtype="float16", p=80, gate=True)
+        for arch in ("sm_90", "gfx90a", "gfx1151")
+    },
+    **{f"{arch} fp32": job(arch, dtype="float32", packed=True) for arch in ("gfx1151",)},
     **{f"{arch} N=256": job(arch, n=256, initial=True) for arch in ("sm_90", "gfx90a")},
     "hopper": job("sm_90", HOPPER),
     "hopper packed": job(
         "sm_90", HOPPER.replace(segments=2), dtype="float16", packed=True, gate=True, wide=True
     ),
     "hopper N=64": job("sm_90", HOPPER, n=64, initial=True),
+    **{
+        f"sm_90 {algorithm} {chunk}/{block}": job(
+            "sm_90",
+            Tile.of(
+                algorithm,
+                chunk=chunk,
+                block=block,
+                block_p=64,
+                block_n=64,
+                heads=2,
+                num_warps=block // 16,
+                num_stages=2,
+            ),
+        )
+        for algorithm, chunk, block in (("five", 256, 64), ("five", 128, 128), ("fused", 64, 64))
+    },
+    "sm_90 persistent": job(
+        "sm_90", Tile.of("persistent", chunk=32, block_p=64, segments=2, num_warps=4, num_stages=3)
+    ),
     "step sm_90": {"arch": "sm_90", "tile": "step"},
     "step gfx90a": {"arch": "gfx90a", "tile": "step"},
 }
@@ -86,7 +108,16 @@ def test_no_product_waits_for_the_one_before(compiled, name):
     assert [k["kernel"] for k in compiled[name]["kernels"] if k["serialized"]] == []
 
 
-@pytest.mark.parametrize("name", [n for n in JOBS if "step" not in n and "fp32" not in n])
+@by_job
+def test_no_operand_is_overwritten_while_a_product_reads_it(compiled, name):
+    assert {
+        k["kernel"]: k["overwritten"] for k in compiled[name]["kernels"] if k["overwritten"]
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in JOBS if not any(word in n for word in ("step", "fp32", "persistent"))]
+)
 def test_it_multiplies_on_matrix_units(compiled, name):
     unit = {"gfx1": "v_wmma_f32", "gfx9": "v_mfma_f32", "sm_8": "mma.sync", "sm_9": "wgmma"}
     wanted = unit[JOBS[name]["arch"][:4]]
