@@ -1,7 +1,7 @@
 """moe, products with the experts of a mixture, on one NVIDIA GPU against llama.cpp's figures.
 
-    python benchmarks/gpu/moe.py                                everything
-    python benchmarks/gpu/moe.py --types Q4_K --tokens 128,512  some of it
+    python benchmarks/gpu/moe.py                                    Q4_K, in less than half a minute
+    python benchmarks/gpu/moe.py --types Q6_K,uint4 --tokens 1,128  other types
     python benchmarks/gpu/moe.py --tile tall='packed(block_m=64, ...)'    a tile as an arm more
 
 128 experts of 768 x 2048, 8 for each token: Qwen3-30B-A3B's. Arm "cublas" multiplies the same
@@ -44,12 +44,15 @@ perf of llama.cpp (ggml 0.26.0, built for sm_90) on an H200. It times many launc
 of few tokens are held against "rotating"."""
 
 EXPERTS, USED, INNER, HIDDEN = 128, 8, 768, 2048
-TYPES = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "uint4")
-TOKENS = (1, 8, 32, 128, 512)
-_EVERYWHERE = "Q4_K"  # other types at some numbers of tokens only
-_SOME = (1, 128, 512)
+TOKENS = (1, 8, 128, 512)
+_LAYERS, _WIDE = (1, 128), (128, 512)
+_TILES = {
+    "wide": "hopper(block_n=128, block_m={m}, num_stages=8, w_stages=6, w_warps=4, programs=1)"
+}
+"""Arms more of the cases "wide", which come last: four warps prepare the weight, not two."""
 _PERIOD = 4  # experts after which weights repeat
-_ERRORS = {"product": 3e-4, "mlp": 1e-3}
+_PARTS = ("product", "mlp", "wide")
+_ERRORS = {"product": 3e-4, "mlp": 1e-3, "wide": 3e-4}
 _WRONG = 0.05  # a relative error above this is no rounding: the arm is not timed
 _ROTATION, _COPIES, _FEW = 24, 3, 8
 
@@ -70,8 +73,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=("product", "mlp"), action="append", help="default: both")
-    parser.add_argument("--types", default=",".join(TYPES), help="GGUF types, uint4, uint4b8")
+    parser.add_argument("--part", choices=_PARTS, action="append", help="default: all")
+    parser.add_argument("--types", default="Q4_K", help="GGUF types, uint4, uint4b8")
     parser.add_argument("--tokens", help="T instead of its own: 128,512")
     parser.add_argument("--tile", action="append", default=[], metavar="NAME=TILE")
     parser.add_argument("--blocks", type=int, default=6, help="paired blocks, at least 6")
@@ -95,15 +98,23 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def tiles_of(case: Case, args: argparse.Namespace) -> dict[str, str]:
+    """Tiles that are arms of a case beside the default."""
+    more = {}
+    if case.part == "wide":
+        height = 16 if case.T <= 128 else 64
+        more = {name: text.format(m=height) for name, text in _TILES.items()}
+    return {**more, **args.tiles}
+
+
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """What is measured, those of one type together."""
     tokens = tuple(int(t) for t in args.tokens.split(",")) if args.tokens else None
     return [
         Case(part, name, t)
         for name in args.types.split(",")
-        for part in args.part or ("product", "mlp")
-        for t in tokens or (TOKENS if name == _EVERYWHERE else _SOME)
-        if part == "product" or name == _EVERYWHERE or args.part
+        for part in args.part or _PARTS
+        for t in tokens or {"product": TOKENS, "mlp": _LAYERS, "wide": _WIDE}[part]
     ]
 
 
@@ -186,7 +197,7 @@ class Layer:
         """The result of a case, in float64."""
         experts = ids.reshape(-1)
         rows = x.repeat_interleave(USED, 0)
-        if case.part == "product":
+        if case.part != "mlp":
             return self.product("up", rows, experts).view(case.T, USED, INNER)
         gate, up = self.product("gate_up", rows, experts).split(INNER, 1)
         y = self.product("down", self.torch.nn.functional.silu(gate) * up, experts)
@@ -196,7 +207,7 @@ class Layer:
         from tilewright.ops.moe.gpu import gpu_moe_mlp
         from tilewright.ops.moe.op import moe_gemm
 
-        if case.part == "product":
+        if case.part != "mlp":
             return moe_gemm(x, self.packed["up"][copy], ids, tile=tile)
         return gpu_moe_mlp(
             x, weights, ids, (self.packed["gate_up"][0],), self.packed["down"][0],
@@ -222,7 +233,7 @@ class Layer:
 
         def run() -> Any:
             rows = x[order // USED]
-            if case.part == "product":
+            if case.part != "mlp":
                 y = torch.empty(len(rows), INNER, dtype=x.dtype, device=x.device)
                 y[order] = grouped("up", rows)
                 return y.view(case.T, USED, INNER)
@@ -239,7 +250,7 @@ def chosen(case: Case, layer: Layer, tile: Any, x: Any) -> str:
     """The tiles that an arm of ours runs with."""
     from tilewright.ops.moe.gpu import tile_for
 
-    names = ("up",) if case.part == "product" else ("gate_up", "down")
+    names = ("up",) if case.part != "mlp" else ("gate_up", "down")
     found = []
     for name in names:
         experts = layer.packed[name][0]
@@ -277,7 +288,7 @@ def compile_for(job: tuple[str, str, int, list[str]]) -> None:
     for text in ["", *tiles]:
         try:
             tile = parse_tile(text) if text else None
-            if part == "product":
+            if part != "mlp":
                 up = few(INNER, HIDDEN)
                 gpu_moe_gemm(x, up, ids, tile=tile or default(up))
             else:
@@ -291,7 +302,7 @@ def compile_for(job: tuple[str, str, int, list[str]]) -> None:
 
 
 def compile_all(cases: list[Case], args: argparse.Namespace) -> None:
-    work = [(c.part, c.type_name, c.T, list(args.tiles.values())) for c in cases]
+    work = [(c.part, c.type_name, c.T, list(tiles_of(c, args).values())) for c in cases]
     with multiprocessing.get_context("spawn").Pool(max(1, min(args.jobs, len(work)))) as pool:
         pool.map(compile_for, work, chunksize=1)
 
@@ -310,7 +321,7 @@ def measure(case: Case, layer: Layer, args: argparse.Namespace, clock: Any, prob
     weights = torch.rand(case.T, USED, device="cuda") + 0.1
     every = [routing(case.T, launch, args.seed).cuda() for launch in range(_ROTATION)]
     arms = {"cublas": None, "tilewright": None}
-    arms |= {name: parse_tile(text) for name, text in args.tiles.items()}
+    arms |= {name: parse_tile(text) for name, text in tiles_of(case, args).items()}
     record: dict[str, Any] = {"id": case.id, **case._asdict(), "arms": {}, "failed": {}}
     rotates = case.T <= _FEW and case.part == "product"
     for cache in ("cold", "rotating") if rotates else ("cold",):
@@ -353,7 +364,7 @@ def measure(case: Case, layer: Layer, args: argparse.Namespace, clock: Any, prob
         judged = compare_many(
             graphs["cublas"].graph.replay, others, baseline_name="cublas", blocks=args.blocks,
             cold=cache == "cold", flush=GpuFlusher() if cache == "cold" else None, clock=clock,
-            plan=SamplePlan(1, args.readings), seed=args.seed, warm_up_us=5e4, probe=probe,
+            plan=SamplePlan(1, args.readings), seed=args.seed, warm_up_us=2e4, probe=probe,
             on_block=lambda block, kept=blocks: kept.append(block.to_dict()),
         )  # fmt: skip
         for block in blocks:
@@ -476,26 +487,29 @@ def main(words: list[str] | None = None) -> int:
         record = measure(case, layer, args, clock, probe)
         show(record)
         records.append(_finite(record))
+        keep(records, args, time.monotonic() - started)
     if not records:
         print("error: no case was measured", file=sys.stderr)
         return 1
+    print(bars_text(bars_of(records)))
+    return 4 if any(bar.holds is False for bar in bars_of(records)) else 0
+
+
+def keep(records: list[dict[str, Any]], args: argparse.Namespace, seconds: float) -> Path:
+    """Write what there is so far: nothing is lost if a later case breaks the process."""
     whole = origin(os.cpu_count() or 1)
     whole["gpu"] = describe()
     whole["versions"] = {**whole["versions"], **versions()}
-    bars = bars_of(records)
     result = {
         "kind": "gpu-moe", "title": "", "origin": whole,
         "settings": {"blocks": args.blocks, "readings": args.readings, "seed": args.seed,
-                     "tiles": args.tiles, "experts": EXPERTS, "used": USED, "inner": INNER,
-                     "hidden": HIDDEN, "experts_repeat_after": _PERIOD},
+                     "tiles": {**_TILES, **args.tiles}, "experts": EXPERTS, "used": USED,
+                     "inner": INNER, "hidden": HIDDEN, "experts_repeat_after": _PERIOD},
         "llama_cpp_us": {str(t): us for t, us in LLAMA_CPP.items()},
-        "bars": [_finite(bar.to_dict()) for bar in bars], "cases": records,
-        "seconds": round(time.monotonic() - started, 1),
+        "bars": [_finite(bar.to_dict()) for bar in bars_of(records)], "cases": records,
+        "seconds": round(seconds, 1),
     }  # fmt: skip
-    print(f"{write(result, args.name, args.out).name}: {len(records)} cases in "
-          f"{result['seconds']} s")  # fmt: skip
-    print(bars_text(bars))
-    return 4 if any(bar.holds is False for bar in bars) else 0
+    return write(result, args.name, args.out)
 
 
 if __name__ == "__main__":

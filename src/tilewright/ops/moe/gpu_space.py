@@ -73,7 +73,10 @@ def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
     if tile.algorithm == "hopper":
-        return bool(tile.programs == 1 or tile.block_n == 64)
+        return bool(
+            (tile.programs == 1 and tile.w_warps * 32 <= tile.block_n)
+            or (tile.block_n == 64 and tile.w_warps == 2)
+        )
     threads = tile.num_warps * warp_size(problem.arch)
     weights = tile.block_n * tile.block_k // threads
     if tile.algorithm == "gemv":
@@ -164,11 +167,9 @@ def _gemv(block_n: int, block_k: int, num_warps: int, num_stages: int) -> Tile:
 
 
 def _hopper(block_m: int) -> Tile:
-    stages = (8, 6) if block_m <= 64 else (6, 4)
     return Tile.of(
-        "hopper", block_n=128, block_m=block_m, num_stages=stages[0], w_stages=stages[1],
-        programs=1,
-    )  # fmt: skip
+        "hopper", block_n=128, block_m=block_m, num_stages=6, w_stages=4, w_warps=2, programs=1
+    )
 
 
 def _choices(problem: Problem, experts: int, stacked: bool) -> Iterator[Tile]:
@@ -235,6 +236,7 @@ MOE_SPACE = TileSpace(
             "block_m": (16, 32, 64, 128),
             "num_stages": (4, 6, 8, 12),
             "w_stages": (2, 3, 4, 6, 8),
+            "w_warps": (2, 4),
             "programs": (1, 2),
         },
         "gemv": {

@@ -6,7 +6,7 @@
 
 It is mmq's Hopper kernel (`tilewright.ops.mmq.hopper_gemm`, `hopper_parts`, `hopper_scales`), whose
 pieces of work are tiles of sorted slots: one program or two run on each multiprocessor and walk
-pieces, one warp loads x by TMA, a warp for every 32 rows takes care of the weight and of what its
+pieces, one warp loads x by TMA, two or four take care of the weight and of what its
 scales are made of, and the others dequantize and multiply, a product of [BN, 16] by [16, BM] at a
 time.
 
@@ -20,7 +20,7 @@ which `plan` holds no empty tile: pieces are as even as the routing is.
 
 Fields of a tile ("hopper"): block_n 64 (4 warps multiply) or 128 (8 warps) rows of the weight,
 block_m rows of x, num_stages steps of 64 columns of x and w_stages of 128 of the weight in flight,
-programs on a multiprocessor: 1, or 2 where block_n is 64.
+w_warps that prepare the weight, 2 or 4, programs on a multiprocessor: 1, or 2 where block_n is 64.
 Limits: float16 and bfloat16; K a multiple of 128 for types with a plane of one bit.
 """
 
@@ -60,6 +60,7 @@ from tilewright.ops.mmq.hopper_scales import (
     math_of,
     most_of,
     numbers_of,
+    prefetch_fields,
 )
 from tilewright.tiles.tile import Tile
 
@@ -116,16 +117,43 @@ def _store_numbers(buffer, numbers):
 
 
 @gluon.jit
+def _weight_step(
+    low_desc, high_desc, lows, highs, ns, full, empty, fields, row, k, stage, phase,
+    LOW: gl.constexpr, HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr,
+    SUB_OFFSET: gl.constexpr, SUB: gl.constexpr, MATH: gl.constexpr, MOST: gl.constexpr,
+    BN: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The words and numbers of columns 256 k to 256 k + 255, into two buffers."""
+    SUBS: gl.constexpr = 128 // SUB
+    for half in gl.static_range(2):
+        mbarrier.wait(empty.index(stage), phase)
+        bar = full.index(stage)
+        mbarrier.expect(bar, BN * 16 * (LOW + HIGH))
+        at = 2 * k + half
+        tma_load(low_desc, [row, at * (4 * LOW)], bar, lows.index(stage))
+        if HIGH:
+            tma_load(high_desc, [row, at * (4 * HIGH)], bar, highs.index(stage))
+        for j in gl.static_range(SUBS):
+            numbers = numbers_of(fields, half * SUBS + j, SCALING, MINIMUMS, SUB_OFFSET, MATH, MOST)
+            _store_numbers(ns.index(stage * SUBS + j), numbers)
+        mbarrier.arrive(bar, count=1)
+        stage, phase = _next(stage, phase, STAGES)
+    return stage, phase
+
+
+@gluon.jit
 def _w_producer(
     low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb, stride_me, stride_mb,
     stride_te, stride_tb, lows, highs, ns, full, empty, N, subs, tiles_n, steps, experts,
     LOW: gl.constexpr, HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr,
     BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr, SUB: gl.constexpr, MATH: gl.constexpr,
     MOST: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """A warp for every 32 rows: words of 128 columns, and scales and minimums, as buffers become
-    free."""
-    SUBS: gl.constexpr = 128 // SUB
+    """Two or four warps: words of 128 columns, and scales and minimums, as buffers become free.
+
+    What scales are made of comes from far away: two warps bring it into the L2, AHEAD steps early;
+    four, with half as many rows each, load it into registers a step early."""
     ROWS: gl.constexpr = gl.BlockedLayout([BN // (32 * WARPS)], [32], [WARPS], [0])
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
@@ -137,32 +165,39 @@ def _w_producer(
         m_ptrs = m_ptr + e * stride_me + n
         t_ptrs = t_ptr + e * stride_te + n
         row = e.to(gl.int32) * N + pid_n * BN
-        fields = load_fields(
-            s_ptrs, m_ptrs, t_ptrs, 0, subs, stride_sb, stride_mb, stride_tb, SCALING, MINIMUMS,
-            BYTES,
-        )  # fmt: skip
-        for k in range(0, here):
-            # A step ahead: what scales are made of comes from far away.
-            ahead = load_fields(
-                s_ptrs, m_ptrs, t_ptrs, gl.minimum(k + 1, here - 1), subs, stride_sb, stride_mb,
-                stride_tb, SCALING, MINIMUMS, BYTES,
+        if AHEAD > 0:
+            for k in range(-AHEAD, here):
+                if k + AHEAD < here:
+                    prefetch_fields(
+                        s_ptr + e * stride_se, m_ptr + e * stride_me, t_ptr + e * stride_te,
+                        pid_n * BN, N, k + AHEAD, subs, stride_sb, stride_mb, stride_tb, SCALING,
+                        MINIMUMS, BYTES, SUB, BN, WARPS,
+                    )  # fmt: skip
+                if k >= 0:
+                    fields = load_fields(
+                        s_ptrs, m_ptrs, t_ptrs, k, subs, stride_sb, stride_mb, stride_tb, SCALING,
+                        MINIMUMS, BYTES,
+                    )  # fmt: skip
+                    stage, phase = _weight_step(
+                        low_desc, high_desc, lows, highs, ns, full, empty, fields, row, k, stage,
+                        phase, LOW, HIGH, SCALING, MINIMUMS, SUB_OFFSET, SUB, MATH, MOST, BN,
+                        STAGES,
+                    )  # fmt: skip
+        else:
+            fields = load_fields(
+                s_ptrs, m_ptrs, t_ptrs, 0, subs, stride_sb, stride_mb, stride_tb, SCALING,
+                MINIMUMS, BYTES,
             )  # fmt: skip
-            for half in gl.static_range(2):
-                mbarrier.wait(empty.index(stage), phase)
-                bar = full.index(stage)
-                mbarrier.expect(bar, BN * 16 * (LOW + HIGH))
-                at = 2 * k + half
-                tma_load(low_desc, [row, at * (4 * LOW)], bar, lows.index(stage))
-                if HIGH:
-                    tma_load(high_desc, [row, at * (4 * HIGH)], bar, highs.index(stage))
-                for j in gl.static_range(SUBS):
-                    numbers = numbers_of(
-                        fields, half * SUBS + j, SCALING, MINIMUMS, SUB_OFFSET, MATH, MOST
-                    )
-                    _store_numbers(ns.index(stage * SUBS + j), numbers)
-                mbarrier.arrive(bar, count=1)
-                stage, phase = _next(stage, phase, STAGES)
-            fields = ahead
+            for k in range(0, here):
+                ahead = load_fields(
+                    s_ptrs, m_ptrs, t_ptrs, gl.minimum(k + 1, here - 1), subs, stride_sb, stride_mb,
+                    stride_tb, SCALING, MINIMUMS, BYTES,
+                )  # fmt: skip
+                stage, phase = _weight_step(
+                    low_desc, high_desc, lows, highs, ns, full, empty, fields, row, k, stage,
+                    phase, LOW, HIGH, SCALING, MINIMUMS, SUB_OFFSET, SUB, MATH, MOST, BN, STAGES,
+                )  # fmt: skip
+                fields = ahead
 
 
 @gluon.jit
@@ -268,13 +303,12 @@ def _moe_hopper_kernel(
     SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
     SUB: gl.constexpr, MATH: gl.constexpr, COUNT: gl.constexpr, MOST: gl.constexpr,
     BN: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, W_STAGES: gl.constexpr,
-    X_REGISTERS: gl.constexpr, W_REGISTERS: gl.constexpr,
+    W_WARPS: gl.constexpr, X_REGISTERS: gl.constexpr, W_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """`subs` sub-blocks a row of the weight, `steps` of 256 columns."""
     DTYPE: gl.constexpr = x_desc.dtype
     SUBS: gl.constexpr = 128 // SUB
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-    W_WARPS: gl.constexpr = BN // 32
     WARPS: gl.constexpr = gl.num_warps()
     xs = gl.allocate_shared_memory(DTYPE, [STAGES, BM, 64], x_desc.layout)
     lows = gl.allocate_shared_memory(gl.int32, [W_STAGES, BN, 4 * LOW], low_desc.layout)
@@ -308,7 +342,7 @@ def _moe_hopper_kernel(
                 low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb, stride_me,
                 stride_mb, stride_te, stride_tb, lows, highs, ns, w_full, w_empty, N, subs, tiles_n,
                 steps, experts, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, MATH, MOST,
-                BN, W_STAGES, W_WARPS,
+                BN, W_STAGES, W_WARPS, 3 if W_WARPS == 2 else 0,
             )),
         ],
         [1, W_WARPS],
@@ -378,6 +412,6 @@ def launch_moe_hopper(
         SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
         SUB_OFFSET=form.sub_offset, SUB=form.sub, MATH=math, COUNT=NUMBERS[math],
         MOST=most_of(form), BN=bn, BM=bm, STAGES=tile.num_stages, W_STAGES=tile.w_stages,
-        X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
+        W_WARPS=tile.w_warps, X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
         num_warps=4 if bn == 64 else 8, **more,
     )  # fmt: skip
