@@ -80,7 +80,7 @@ def test_weights_are_the_files_numbers(name):
 
 
 @pytest.mark.parametrize("split_k", [1, 2, 4])
-@pytest.mark.parametrize(("units", "ahead"), [(1, 0), (2, 1), (4, 1)])
+@pytest.mark.parametrize(("units", "ahead"), [(1, 0), (2, 1), (4, 1), (1, 2)])
 @pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K"])
 def test_steps_and_shares_even_and_uneven_and_empty(name, units, ahead, split_k):
     blocks = 5 if name != "Q6_K" else 3

@@ -3,7 +3,8 @@
 A tile computes block_n rows of the weight for up to block_m rows of x, in `split_k` shares of K;
 `num_warps` warps stand along K, each with `units` units of 64 to 256 columns a step
 (`tilewright.ops.mmq.gemv_parts`). From 8 rows on 16-bit x goes through matrix units. `ahead` says
-whether words and scales of the next step are loaded while one is multiplied: 1, or not: 0.
+whether words and scales of the next step are loaded before one is multiplied: 0 no, 1 wherever the
+assembler puts these loads, 2 at the top of the loop, which takes more registers.
 
 Rules follow what the compiler showed for all 13 types on sm_90 (Triton 3.6 and 3.7): what spills.
 Defaults follow what one H200 measured; other chips keep the tiles of "triton".
@@ -26,15 +27,15 @@ __all__ = ["FIELDS", "PLANTED", "RULES", "default", "extents"]
 LEAST_DOT = 8
 """Rows of x from which matrix units multiply."""
 
-_WARPS = 4  # of a program, by default
-_ENOUGH = 512  # programs of so many warps that keep a GPU's memory busy
+_LONG = 8192  # columns from which a program has 8 warps by default
+_ENOUGH = 1024  # warps that keep a GPU's memory busy
 
 FIELDS: dict[str, tuple[Any, ...]] = {
     "block_m": (1, 2, 4, 8, 16),
     "block_n": (8, 16, 32, 64),
     "num_warps": (1, 2, 4, 8, 16),
     "units": (1, 2, 4),
-    "ahead": (0, 1),
+    "ahead": (0, 1, 2),
     "split_k": (1, 2, 4, 8, 16),
 }
 """What a "gemv" tile says."""
@@ -60,7 +61,7 @@ def _fits_registers(tile: Tile, problem: Problem) -> bool:
     rows = tile.block_n // 8  # of the weight, of a lane
     if not _dots(tile, problem):
         return bool(rows * lane <= 64 and tile.units <= 2 and tile.num_warps <= 8)
-    words = rows * tile.units * (1 + tile.ahead)
+    words = rows * tile.units * (1 + min(tile.ahead, 1))
     sums = rows * tile.block_m // 8
     if lane == 64 and tile.ahead and tile.units > 2:
         return False
@@ -120,18 +121,18 @@ def _measured(problem: Problem) -> bool:
 def default(problem: Problem) -> Tile | None:
     """The tile of a product of few rows on a chip that was measured; else None.
 
-    Four warps a program, and shares of K until there are warps enough to keep the memory busy.
+    More warps along a long K, and shares of it until warps enough keep the memory busy.
     """
     if not _measured(problem):
         return None
-    block_m = 8 if problem.M <= 8 else 16
     lane = 128 // BLOCK_FORMS[problem.weight_type].low.bits  # columns of a lane in a unit
+    num_warps = 8 if problem.K >= _LONG else 4
     units = 1 if lane == 64 else 2
-    steps = max(1, problem.K // (4 * lane * units * _WARPS))
-    programs, split_k = -(-problem.N // 16), 1
-    while split_k < 16 and split_k * programs < _ENOUGH and 2 * split_k <= steps:
+    steps = max(1, problem.K // (4 * lane * units * num_warps))
+    warps, split_k = num_warps * -(-problem.N // 16), 1
+    while split_k < 16 and split_k * warps < _ENOUGH and 2 * split_k <= steps:
         split_k *= 2
-    return _tile(block_m, 16, _WARPS, units, 1, split_k)
+    return _tile(8 if problem.M <= 8 else 16, 16, num_warps, units, 1, split_k)
 
 
 def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:

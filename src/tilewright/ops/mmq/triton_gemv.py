@@ -28,9 +28,9 @@ FAULT plants one of the errors of `gemv_space` for the gate to find. It is "" in
 space, and the compiler then sees none of it.
 """
 
-# mypy: disable-error-code="no-untyped-def, assignment"
+# mypy: disable-error-code="no-untyped-def, assignment, unreachable, var-annotated"
 # Triton reads the annotations of a kernel's arguments: only constexpr may stand there. Its tuples
-# grow.
+# grow, also those that begin empty.
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def _gemv_kernel(
         if AHEAD > 0:
             words = found_w
             scales = found_s
-            if ASM == "nv":  # or the assembler moves these loads past those of x, to the loop's end
+            if AHEAD > 1:  # or the assembler moves these loads past those of x, to the loop's end
                 tl.inline_asm_elementwise(
                     "bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [first],
                     dtype=tl.int32, is_pure=False, pack=1,
@@ -449,6 +449,7 @@ def launch_gemv(
     exact = x.dtype == torch.float16 or form.scaling == "nibbles"  # code times sub-scale
     post = dot and form.sub_bytes > 0 and (exact or form.minimum_at is None)
     arch = target_arch(x.device)
+    asm = asm_of(arch, torch.float16)
     packed = (
         dot and asm_of(arch, x.dtype) == "nv"
         and (x.dtype == torch.float16 or form.codes == "fp4" or (post and form.codes == "offset"))
@@ -466,8 +467,8 @@ def launch_gemv(
         SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
         SUB_OFFSET=form.sub_offset, SUB=form.sub, BLOCK=block, HAS_BIAS=bias is not None,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, W=tile.num_warps, UNITS=tile.units,
-        AHEAD=tile.ahead, SPLIT=tile.split_k, DOT=dot, POST=post, PACKED=packed,
-        ASM=asm_of(arch, torch.float16),
+        AHEAD=tile.ahead if asm == "nv" else min(tile.ahead, 1), SPLIT=tile.split_k, DOT=dot,
+        POST=post, PACKED=packed, ASM=asm,
         EVEN=k % unit == 0, WHOLE=k % (unit * tile.num_warps * tile.units) == 0,
         WIDE=any(spans_wide(t) for t in (x, y, *weight.tensors)),
         FLIPPED=_FLIPPED, INTERPRET=INTERPRETED, FAULT=fault, num_warps=tile.num_warps,
