@@ -76,7 +76,7 @@ def plain_model(family: str, *, seed: int = 0, **changes: Any) -> Any:
         elif parameter.dim() == 1:
             parameter.copy_(1 + 0.3 * draw)
         else:
-            parameter.copy_(1.5 / parameter[0].numel() ** 0.5 * draw)
+            parameter.copy_(1.5 / parameter.shape[-1] ** 0.5 * draw)
     return model
 
 

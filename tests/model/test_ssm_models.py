@@ -28,6 +28,7 @@ from tilewright.model.check import model_cases, verify_cases
 from tilewright.model.generate import TransformersDecoder, decoder_for, generate
 from tilewright.model.layers import QuantEmbedding, QuantLinear
 from tilewright.model.load import load
+from tilewright.model.moe import QuantExperts
 from tilewright.model.ssm import QuantHead, SSMMixer, inject_ssm, is_mixer
 
 FAMILIES = ("mamba2", "nemotron_h", "bamba", "granitemoehybrid", "falcon_h1")
@@ -329,6 +330,32 @@ def test_factors_and_mixed_halves_of_a_gguf_file(
     ids = random_ids(20)
     assert relative_error(all_logits(model, ids), all_logits(plain, ids)) < LIMIT
     assert model.tilewright_info.dequantized["Q8_0"].tensors == 1
+
+
+@pytest.mark.parametrize("form", ["F16", "w4a16", "Q8_0"])
+def test_granites_mixture(form: str, hybrid: Any, tmp_path: Path) -> None:
+    """Experts beside the shared part: stacked in one tensor on the hub, in two in GGUF."""
+    tiny = hybrid.plain_model(
+        "granitemoehybrid", num_local_experts=6, num_experts_per_tok=3, intermediate_size=128
+    )
+    if form == "Q8_0":
+        path = tmp_path / "m.gguf"
+        plain = hybrid.write_gguf(path, tiny, form)
+    else:
+        path, plain = tmp_path, hybrid.write_folder(tmp_path, tiny, form)
+    model, _ = load(path)
+    experts = model.model.layers[0].block_sparse_moe.experts
+    assert type(experts) is QuantExperts
+    assert experts.weight_types == ((form,) if form == "Q8_0" else ("float32",))
+    ids = random_ids(30)
+    right = all_logits(plain, ids)
+    assert relative_error(all_logits(model, ids), right) < LIMIT
+    _, stepped = fast_greedy(decoder_for(model), ids, 1, [20, 9, 1])
+    assert relative_error(stepped[0], right[0, -1]) < LIMIT
+    rolled = copy.deepcopy(plain)
+    weight = rolled.model.layers[0].block_sparse_moe.experts.down_proj
+    weight.copy_(weight.roll(1, dims=0))
+    assert relative_error(all_logits(rolled, ids), right) > 1e-3
 
 
 def test_verify_runs_the_models_own_scan(hybrid: Any, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ _NOT_TEXT = (
     "model.multi_modal_projector.",
 )
 _EXPERT = re.compile(r"^(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<part>\w+\.weight)$")
+_BOTH = ".block_sparse_moe.input_linear.weight"  # granite: gate and up of all experts, stacked
 _RECOMPUTED = ("rotary_emb.inv_freq",)
 _DROP_BYTES = 16 << 20
 
@@ -69,6 +70,12 @@ class CheckpointSource:
                 skipped += 1
             elif not name.endswith(_RECOMPUTED):
                 self._dense[hub_name(_text_name(name), kind)] = name
+        self._stacked: dict[str, tuple[str, int]] = {}  # tensor of all experts, and which half
+        for name in [name for name in self._dense if name.endswith(_BOTH)]:
+            stored = self._dense.pop(name)
+            for half, part in enumerate(("gate_proj", "up_proj")):
+                path = name.removesuffix(_BOTH)
+                self._stacked[f"{path}.block_sparse_moe.experts.{part}.weight"] = (stored, half)
         self._experts: dict[str, dict[int, str]] = {}
         for name in (*self._dense, *(f"{prefix}weight" for prefix in self._linears)):
             match = _EXPERT.match(name)
@@ -81,7 +88,7 @@ class CheckpointSource:
     def names(self) -> Collection[str]:
         each = {name for numbers in self._experts.values() for name in numbers.values()}
         single = self._dense.keys() | {f"{prefix}weight" for prefix in self._linears}
-        return (single - each) | self._experts.keys()
+        return (single - each) | self._experts.keys() | self._stacked.keys()
 
     def optional(self, name: str) -> bool:
         return False
@@ -99,6 +106,11 @@ class CheckpointSource:
         return packed
 
     def experts(self, name: str) -> Experts:
+        if name in self._stacked:
+            stored, half = self._stacked[name]
+            return self._half(self._checkpoint.tensor(stored), half)
+        if name not in self._experts:  # all of them in one tensor
+            return self.vector(name)
         numbers = self._experts[name]
         missing = sorted(set(range(max(numbers) + 1)) - set(numbers))
         if missing:
@@ -127,6 +139,13 @@ class CheckpointSource:
             file=self.path,
             tensor=name,
         )
+
+    def _half(self, both: torch.Tensor, half: int) -> torch.Tensor:
+        """Gate (0) or up (1) of [E, 2 I, H]."""
+        part = both.chunk(2, dim=1)[half].to(self._where.dtype, copy=True)
+        self._info.count("dense", str(both.dtype).removeprefix("torch."), part.nbytes)
+        self._copied(part.nbytes)
+        return part
 
     def _on_gpu(self, name: str, prefixes: list[str]) -> PackedExperts | GpuExperts:
         codes = [self._checkpoint.linear(prefix) for prefix in prefixes]

@@ -266,7 +266,8 @@ class GGUFSource:
                     tensor=tensor.name,
                 )
             return np.log(-values).reshape(-1)
-        return values.reshape(-1)
+        flat = name.endswith(".D") or ".ssm_norm." in tensor.name
+        return values.reshape(-1) if flat else values
 
     def _values(self, tensor: GGUFTensor) -> npt.NDArray[np.float32]:
         values = tensor.dequantize()

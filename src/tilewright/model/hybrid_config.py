@@ -143,7 +143,9 @@ def _nemotron(fields: _Fields, mixer: _Mixer, layers: int) -> dict[str, Any]:
 
 
 def _granite(fields: _Fields, mixer: _Mixer, layers: int, hidden: int) -> dict[str, Any]:
-    _refuse_experts(fields, "granitehybrid")
+    experts = int(fields.number("expert_count", 0))
+    wide = fields.integer("feed_forward_length")
+    shared = fields.integer("expert_shared_feed_forward_length") if experts else wide
     heads = _one(fields, "attention.head_count", _per_layer(fields, "attention.head_count", layers))
     kv_heads = _per_layer(fields, "attention.head_count_kv", layers)
     head_dim = _head_dim(fields, hidden // heads)
@@ -154,9 +156,10 @@ def _granite(fields: _Fields, mixer: _Mixer, layers: int, hidden: int) -> dict[s
         "num_key_value_heads": _one(fields, "attention.head_count_kv", kv_heads),
         "head_dim": head_dim,
         "mamba_expand": mixer.expand(hidden),
-        "num_local_experts": 0,
-        "intermediate_size": fields.integer("feed_forward_length"),
-        "shared_intermediate_size": fields.integer("feed_forward_length"),
+        "num_local_experts": experts,
+        "num_experts_per_tok": fields.integer("expert_used_count") if experts else 1,
+        "intermediate_size": wide,
+        "shared_intermediate_size": shared,
         # llama.cpp keeps no word for "none": 0 is one.
         "embedding_multiplier": fields.number("embedding_scale", 1.0) or 1.0,
         "logits_scaling": fields.number("logit_scale", 1.0) or 1.0,

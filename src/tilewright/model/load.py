@@ -42,8 +42,8 @@ def load(
     """Load a GGUF file or a safetensors folder.
 
     Architectures: llama, qwen2, qwen3, gemma3 (text), qwen3_moe, mamba2, nemotron_h, bamba,
-    granitemoehybrid and falcon_h1, the last four without mixtures of experts. GGUF block types that
-    have kernels stay packed, as do 4-bit linears in compressed-tensors, GPTQ and AWQ folders;
+    granitemoehybrid and falcon_h1; of mixtures, qwen3_moe and granitemoehybrid. GGUF block types
+    that have kernels stay packed, as do 4-bit linears in compressed-tensors, GPTQ and AWQ folders;
     other quantized types become ordinary matrices, named in one log line. `model.tilewright_info`
     is a `LoadInfo` that says what became of every tensor.
 

@@ -1,8 +1,8 @@
 """The module that stands in for the experts of a mixture: their weights stay packed.
 
-It replaces transformers' `Qwen3MoeExperts` (parameters `gate_up_proj` [E, 2 I, H] and `down_proj`
-[E, H, I]) and takes the same arguments. The router stays transformers' own: which experts a token
-gets, and what each counts, is its decision.
+It replaces transformers' `Qwen3MoeExperts` and `GraniteMoeHybridExperts` (parameters `gate_up_proj`
+[E, 2 I, H] and `down_proj` [E, H, I]) and takes the same arguments. The router stays transformers'
+own: which experts a token gets, and what each counts, is its decision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = ["EXPERT_PARTS", "QuantExperts", "expert_cases", "expert_part_names", 
 EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 """The matrices of an expert, as checkpoints name them."""
 
-_REPLACED = {"Qwen3MoeExperts": ("gate_up_proj", "down_proj")}
+_REPLACED = {
+    "Qwen3MoeExperts": ("gate_up_proj", "down_proj"),
+    "GraniteMoeHybridExperts": ("gate_up_proj", "down_proj"),
+}
 # Experts of one tensor share all code; more of them make a case slower and prove nothing more.
 _MOST_EXPERTS = 16
 

@@ -103,6 +103,14 @@ _HYBRID_BLOCK = {
         "ffn_gate": "shared_mlp.gate_proj",
         "ffn_up": "shared_mlp.up_proj",
         "ffn_down": "shared_mlp.output_linear",
+        # The same part where there are experts too.
+        "ffn_gate_shexp": "shared_mlp.gate_proj",
+        "ffn_up_shexp": "shared_mlp.up_proj",
+        "ffn_down_shexp": "shared_mlp.output_linear",
+        "ffn_gate_inp": "block_sparse_moe.router",
+        "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
+        "ffn_up_exps": "block_sparse_moe.experts.up_proj",
+        "ffn_down_exps": "block_sparse_moe.experts.down_proj",
     },
     "falcon-h1": {
         "attn_norm": "input_layernorm",
@@ -131,6 +139,11 @@ _HUB = {
     "nemotron_h": ((re.compile(r"^backbone\."), "model."),),
     "granitemoehybrid": (
         (re.compile(r"\.block_sparse_moe\.router\.layer\."), ".block_sparse_moe.router."),
+        # Of input_linear, gate and up of all experts in one tensor, `CheckpointSource` makes two.
+        (
+            re.compile(r"\.block_sparse_moe\.output_linear\."),
+            ".block_sparse_moe.experts.down_proj.",
+        ),
     ),
 }
 
