@@ -102,7 +102,13 @@ def test_gguf_files_continue_as_the_recurrence_does(
     assert set(packed) == (set() if kind == "F32" else {kind})
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "compressed-sym"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("none", "awq-asym") else pytest.mark.slow)
+        for kind in FORMATS
+    ],
+)
 def test_every_four_bit_format(kind: str, hybrid: Any, tmp_path: Path) -> None:
     plain = hybrid.plain_model("mamba2", num_hidden_layers=1)
     write_checkpoint(tmp_path, plain, kind)

@@ -54,7 +54,9 @@ def test_it_has_learned(plain: Any) -> None:
     assert bits < report["byte_frequencies"] - 1.5
 
 
-@pytest.mark.parametrize("form", ["as-trained", "w4a16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize(
+    "form", ["as-trained", "w4a16", "Q4_0", pytest.param("Q8_0", marks=pytest.mark.slow)]
+)
 def test_greedy_text_is_the_recurrences(form: str, plain: Any, tmp_path: Path) -> None:
     hybrid = script("make_hybrid")
     if form == "as-trained":
