@@ -64,10 +64,15 @@ class Arms:
 
 @dataclass
 class _Captured:
-    """A graph, the outputs it writes, and how many launches it holds."""
+    """A graph and the outputs it writes.
+
+    It holds the calls too: a graph does not keep alive what it reads, and what is freed before the
+    next capture is unmapped there.
+    """
 
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
+    calls: tuple[Callable[[], torch.Tensor], ...]
 
     def errors(self, right: torch.Tensor) -> tuple[float, bool]:
         """(worst relative error of two replays over NaN, whether both gave the same bits)."""
@@ -97,7 +102,7 @@ def capture(calls: Sequence[Callable[[], torch.Tensor]]) -> _Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = [call() for call in calls]
-    return _Captured(graph, outputs)
+    return _Captured(graph, outputs, tuple(calls))
 
 
 def run_case(

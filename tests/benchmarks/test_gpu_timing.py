@@ -89,7 +89,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def captured(timing: Any, calls: Sequence[Callable[[], torch.Tensor]]) -> Any:
     graph = Graph(calls)
-    return timing._Captured(graph, graph.outputs)
+    return timing._Captured(graph, graph.outputs, ())
 
 
 def run(timing: Any, case: Any, skip: dict[str, str] | None = None) -> tuple[dict[str, Any], list]:

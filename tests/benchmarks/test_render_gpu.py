@@ -189,7 +189,7 @@ def test_a_model_shows_where_its_kernels_spend_a_prefill(render: Any, tmp_path: 
 
 def bar(name: str, least: float, mean: float, worst: float, **changed: Any) -> dict[str, Any]:
     return {"name": name, "least": least, "mean": mean, "worst": worst, "floor": None,
-            "most": False, "holds": mean >= least, **changed}  # fmt: skip
+            "cases": {"a": mean, "b": worst}, "most": False, "holds": mean >= least, **changed}  # fmt: skip
 
 
 def test_every_claim_is_told_once_with_what_was_reached(render: Any, tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_every_claim_is_told_once_with_what_was_reached(render: Any, tmp_path: P
     for name, content in {"b": first, "a": later}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     text = render.render("<!-- results:gpu-bars -->\n<!-- /results -->\n", tmp_path)
-    assert "| W4A16 | speed | 1, each 0.7 | 1.25 | 1.1 | yes |" in text
-    assert "| W4A16 | error | 0.0003 |  | 0.00029 | yes |" in text
+    assert "| W4A16 | speed | 2 | 1, each 0.7 | 1.25 | 1.1 | yes |" in text
+    assert "| W4A16 | error | 2 | 0.0003 |  | 0.00029 | yes |" in text
     assert "nothing" not in text
     assert text.count("| W4A16 |") == 2
 
@@ -214,4 +214,4 @@ def test_a_claim_that_fails_says_so(render: Any, tmp_path: Path) -> None:
     content = {**result("2030-01-01"), "bars": [bar("speed", 1.0, 0.9, 0.8)]}
     (tmp_path / "a.json").write_text(json.dumps(content))
     text = render.render("<!-- results:gpu-bars -->\n<!-- /results -->\n", tmp_path)
-    assert "| W4A16 | speed | 1 | 0.9 | 0.8 | **no** |" in text
+    assert "| W4A16 | speed | 2 | 1 | 0.9 | 0.8 | **no** |" in text
