@@ -188,8 +188,10 @@ def test_a_model_shows_where_its_kernels_spend_a_prefill(render: Any, tmp_path: 
 
 
 def bar(name: str, least: float, mean: float, worst: float, **changed: Any) -> dict[str, Any]:
-    return {"name": name, "least": least, "mean": mean, "worst": worst, "floor": None,
-            "cases": {"a": mean, "b": worst}, "most": False, "holds": mean >= least, **changed}  # fmt: skip
+    return {
+        "name": name, "least": least, "mean": mean, "worst": worst, "floor": None, "most": False,
+        "cases": {"a": mean, "b": worst}, "holds": mean >= least, **changed,
+    }  # fmt: skip
 
 
 def test_every_claim_is_told_once_with_what_was_reached(render: Any, tmp_path: Path) -> None:
