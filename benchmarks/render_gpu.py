@@ -74,7 +74,8 @@ def _caches(case: Mapping[str, Any]) -> list[str]:
 
 
 def _arms(case: Mapping[str, Any], cache: str) -> list[str]:
-    return [arm for arm in case[cache]["blocks"][0]["us"] if arm != "control"]
+    """Those that were timed, as the file lists them; not the control."""
+    return [arm for arm in case["arms"] if arm in case[cache]["blocks"][0]["us"]]
 
 
 def _us(case: Mapping[str, Any], cache: str, arm: str) -> list[float]:
@@ -87,7 +88,8 @@ def _figure(figures: Mapping[str, Any], case: Mapping[str, Any]) -> float | None
     """What another run took for this case, in microseconds."""
     if "layer" in case:  # a scan: by model and tokens
         found = figures.get(case["layer"], {}).get(str(case.get("tokens")))
-        return found if case.get("part") == "scan" else None
+        kept = (case.get("part"), case.get("dtype")) == ("scan", "bfloat16")
+        return found if kept else None
     if "T" in case:  # experts: by tokens
         ours = (case["part"], case["type_name"]) == ("product", "Q4_K")
         return figures.get(str(case["T"])) if ours else None
