@@ -140,11 +140,12 @@ def test_render_errors(script: Any, tmp_path: Path, text: str, message: str) -> 
         render.render(text, tmp_path)
 
 
-def test_readme_says_what_the_result_files_say(script: Any) -> None:
-    readme = BENCHMARKS.parent / "README.md"
-    if not readme.exists() or "<!-- results:" not in readme.read_text():
-        pytest.skip("README.md has no results marker")
-    text = readme.read_text()
+@pytest.mark.parametrize("page", ["README.md", "docs/gpu.md"])
+def test_pages_say_what_the_result_files_say(script: Any, page: str) -> None:
+    file = BENCHMARKS.parent / page
+    if not file.exists() or "<!-- results:" not in file.read_text():
+        pytest.skip(f"{page} has no results marker")
+    text = file.read_text()
     assert script("render").render(text, BENCHMARKS / "results") == text
 
 
