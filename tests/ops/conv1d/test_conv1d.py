@@ -132,6 +132,16 @@ def test_bad_steps(call: dict[str, Any], message: str) -> None:
         causal_conv1d_step(**{**given, **call})
 
 
+def test_a_step_keeps_no_graph() -> None:
+    """A state that took part in one would hold every token before it."""
+    state = torch.zeros(2, 6, 3, requires_grad=True)
+    x, weight = torch.ones(2, 6, requires_grad=True), torch.ones(6, 4, requires_grad=True)
+    y = causal_conv1d_step(state, x, weight, torch.ones(6, requires_grad=True))
+    assert not y.requires_grad
+    assert torch.equal(y, torch.full((2, 6), 2.0))
+    assert torch.equal(state[..., -1], torch.ones(2, 6))
+
+
 def test_every_case_passes_at_several_blocks() -> None:
     assert verify_op(SPEC, seed=1).passed
     report = verify_op(SPEC, tiles=[Tile.of("shifted", block=b) for b in (8, 64, 4096)])

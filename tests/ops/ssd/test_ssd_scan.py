@@ -14,7 +14,7 @@ from tilewright.ops.catalog import SPECS
 from tilewright.ops.check import check_output
 from tilewright.ops.contract import joined
 from tilewright.ops.ssd.cpu_space import CHUNKS
-from tilewright.ops.ssd.op import ssd_scan
+from tilewright.ops.ssd.op import scan_args, ssd_scan
 from tilewright.ops.ssd.reference import ssd_reference
 from tilewright.ops.ssd.spec import SsdOperand, results
 from tilewright.tiles.tile import Tile
@@ -267,6 +267,9 @@ def _bad(**new: Any) -> dict[str, Any]:
         ({"dt_bias": torch.zeros(1)}, ValueError, "dt_bias has shape"),
         ({"dt_limit": (1.0, 0.0)}, ValueError, r"dt_limit is \(1.0, 0.0\); it must be"),
         ({"dt_limit": 1.0}, ValueError, "dt_limit is 1.0"),
+        ({"dt_limit": (-1.0, 1.0)}, ValueError, "lets steps be negative; a state must not grow"),
+        ({"dt_limit": (-2.0, -1.0), "dt_softplus": True}, ValueError, "lets steps be negative"),
+        ({"A": torch.tensor([-1.0, 0.0, 2.5, -1.0])}, ValueError, r"up to 2.5; it must not be pos"),
         ({"initial_states": torch.zeros(1, 4, 16, 24)}, ValueError, "initial_states has shape"),
         ({"initial_states": [0]}, TypeError, "initial_states is list"),
         ({"cu_seqlens": torch.tensor([0, 50])}, ValueError, "x has b=2 rows and cu_seqlens"),
@@ -290,3 +293,19 @@ def test_bad_calls(call: dict[str, Any], error: type[Exception], message: str) -
 def test_bad_packing(at: list[int]) -> None:
     with pytest.raises(ValueError, match="it must ascend from 0 to the number of tokens, 50"):
         ssd_scan(**drawn(b=1), cu_seqlens=torch.tensor(at))
+
+
+def test_packing_into_no_sequence_is_refused_where_values_are_not_read() -> None:
+    given = {name: value.to("meta") for name, value in drawn(b=1).items()}
+    with pytest.raises(ValueError, match="one element, which is no sequence, and x has 50 tokens"):
+        scan_args(**given, cu_seqlens=torch.zeros(1, dtype=torch.int32, device="meta"))
+
+
+def test_a_limit_below_0_changes_nothing_behind_softplus() -> None:
+    given = drawn()
+    for made, want in zip(
+        ssd_scan(**given, dt_softplus=True, dt_limit=(-1.0, 9.0)),
+        ssd_scan(**given, dt_softplus=True, dt_limit=(0.0, 9.0)),
+        strict=True,
+    ):
+        assert torch.equal(made, want)

@@ -84,6 +84,14 @@ def test_padding_does_not_write_back_the_slot_it_stands_on() -> None:
     assert torch.equal(state, alone)
 
 
+def test_padding_is_zero_whatever_it_holds() -> None:
+    given = token(drawn(b=2), 0)
+    given["x"][1], given["z"][1], given["dt"][1] = float("nan"), float("inf"), float("nan")
+    y = ssd_step(torch.randn(1, 6, 8, 16), **given, state_indices=torch.tensor([0, -1]))
+    assert torch.equal(y[1], torch.zeros(6, 8))
+    assert torch.isfinite(y[0]).all()
+
+
 def test_states_may_be_slots_of_a_larger_buffer() -> None:
     given = token(drawn(), 0)
     buffer = torch.full((3, 9, 8, 16), float("nan"))

@@ -115,6 +115,8 @@ def causal_conv1d_step(
             bias = None if bias is None else bias.detach().contiguous()
             gpu_conv_step(state.detach(), x.detach(), weight, bias, activation == "silu", y)
         return y
+    state, x, weight = state.detach(), x.detach(), weight.detach()
+    bias = None if bias is None else bias.detach()
     tokens = torch.cat([state.to(torch.float32), x.to(torch.float32)[..., None]], dim=2)
     state[..., :-1] = state[..., 1:].clone()
     state[..., -1] = x

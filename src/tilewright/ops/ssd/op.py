@@ -51,14 +51,15 @@ def ssd_scan(
     Args:
         x: [b, L, H, P] float32, float16 or bfloat16, any strides; P a multiple of 8 up to 256.
         dt: [b, L, H] floating point, before bias, softplus and limits.
-        A: [H] floating point, negative; read as float32.
+        A: [H] floating point, negative, or a state would grow; read as float32. On a GPU its
+            values are not checked, which would wait for it.
         B, C: [b, L, G, N] of x's dtype, N a multiple of 8 up to 256; G divides H, and head h reads
             group h // (H / G).
         D: [H] or [H, P] floating point: y += D x; or None.
         z: [b, L, H, P] floating point: y *= silu(z), last of all; or None.
         dt_bias: [H] floating point, added to dt; or None.
         dt_softplus: dt = softplus(dt + bias), which is the identity above 20.
-        dt_limit: the range that dt is clamped to at the end.
+        dt_limit: the range that dt is clamped to at the end; nothing negative may be left.
         initial_states: [S, H, P, N] floating point, the entering states; None for zeros.
         cu_seqlens: integers [S + 1], where packed sequences begin (b is 1 then), ascending from 0
             to L; the state begins anew at each. A sequence may be empty. On a GPU their values are
@@ -183,8 +184,9 @@ def scan_args(
 ) -> ScanArgs:
     """The operands of `ssd_scan`, checked, with y and the final states allocated."""
     op = "ssd_scan"
-    b, length, heads, p, groups, n = _check(op, ("b", "L"), x, dt, A, B, C, D, z, dt_bias)
+    b, length, heads, p, _, n = _check(op, ("b", "L"), x, dt, A, B, C, D, z, dt_bias)
     _check_limit(op, dt_limit)
+    _check_decays(op, A, dt_softplus, dt_limit)
     count = b
     if cu_seqlens is not None:
         count = check_packing(op, cu_seqlens, b, length, x.device)
@@ -333,6 +335,20 @@ def _check_limit(op: str, limit: Any) -> None:
         raise ValueError(f"{op}: dt_limit is {limit!r}; it must be (low, high) with low <= high")
 
 
+def _check_decays(op: str, A: torch.Tensor, dt_softplus: bool, limit: Any) -> None:
+    """Raise where a state could grow: decays of a chunk are clamped to at most 1."""
+    if limit[1] < 0 or (limit[0] < 0 and not dt_softplus):
+        raise ValueError(
+            f"{op}: dt_limit is {limit!r} and lets steps be negative; a state must not grow: begin "
+            "it at 0 or above"
+        )
+    if A.device.type == "cpu" and bool((A > 0).any()):
+        raise ValueError(
+            f"{op}: A reaches up to {float(A.max()):.3g}; it must not be positive - of a "
+            "checkpoint's A_log it is -exp(A_log)"
+        )
+
+
 def check_packing(op: str, given: Any, b: int, length: int, device: torch.device) -> int:
     """Raise unless cu_seqlens can pack x; the number of sequences."""
     if not isinstance(given, torch.Tensor) or given.dtype not in (torch.int32, torch.int64):
@@ -342,6 +358,10 @@ def check_packing(op: str, given: Any, b: int, length: int, device: torch.device
         raise ValueError(
             f"{op}: cu_seqlens has shape {list(given.shape)} and is on {given.device}; it must be "
             f"[S + 1] on {device}"
+        )
+    if len(given) == 1 and length:
+        raise ValueError(
+            f"{op}: cu_seqlens has one element, which is no sequence, and x has {length} tokens"
         )
     if b != 1:
         raise ValueError(

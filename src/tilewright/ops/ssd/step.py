@@ -51,7 +51,7 @@ def launch_step_torch(args: StepArgs) -> None:
     y = _advanced(args, gathered)
     # A row of padding writes back nothing: only rows with a slot of their own are scattered.
     state.index_copy_(0, at[used], gathered[used])
-    args.y.copy_(y * used[:, None, None])
+    args.y.copy_(y.masked_fill_(~used[:, None, None], 0.0))  # whatever padding holds
 
 
 def _advanced(args: StepArgs, state: torch.Tensor) -> torch.Tensor:
