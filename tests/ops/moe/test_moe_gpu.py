@@ -31,7 +31,8 @@ from tilewright.ops.moe.reference import expert_rows
 from tilewright.ops.moe.triton_combine import launch_activate
 from tilewright.ops.moe.triton_gather import launch_gather
 from tilewright.ops.moe.triton_route import launch_route, tiles_of
-from tilewright.tiles.tile import Tile
+from tilewright.tiles.table import pin
+from tilewright.tiles.tile import Problem, Tile
 
 SPEC = spec_for("moe", INTERPRETER)
 TYPES = SPEC.weight_types
@@ -235,6 +236,18 @@ def test_other_activations(name, apart):
     assert off(got, expected) < 2e-6
 
 
+@pytest.mark.parametrize("block_n", [1, 2])
+def test_gate_and_up_by_the_narrowest_tiles(block_n):
+    """A tile of one row, as a table may hold it for the plain product, serves the layer too."""
+    (gate, up, down), exact = layer("Q8_0")
+    x, weights, ids = routed(2, torch.float32)
+    tile = Tile.of("gemv", block_n=block_n, block_k=256, num_warps=2, num_stages=1)
+    both = join_experts(gate, up)
+    assert both is not None
+    got = gpu_moe_mlp(x, weights, ids, (both,), down, activation="silu", tiles=(tile, tile))
+    assert off(got, right(x, weights, ids, exact, torch.nn.functional.silu)) < 2e-6
+
+
 def test_experts_that_are_not_packed_and_strided_operands():
     (gate, up, down), exact = layer("Q8_0")
     x, weights, ids = routed(9, torch.float16)
@@ -404,6 +417,15 @@ def test_the_height_of_a_tile_follows_the_rows_of_an_expert():
     assert [height(1024, e) for e in (512, 128, 64, 32, 16)] == [16, 16, 32, 64, 128]
     assert tile_for(X, EXPERTS, 2, None).algorithm == "gemv"
     assert tile_for(X, EXPERTS, 2, SORTED) is SORTED
+
+
+def test_a_tables_last_row_serves_as_many_slots_as_its_tile_can():
+    problem = Problem("moe", INTERPRETER, "float32", "Q4_K", "float", 8192, 40, 256, 0)
+    tile = Tile.of("gemv", block_n=8, block_k=256, num_warps=4, num_stages=1)
+    with pin({problem: tile}):
+        assert tile_for(X, EXPERTS, 8192, None) is tile
+        assert tile_for(X, EXPERTS, 65535, None) is tile
+        assert tile_for(X, EXPERTS, 65536, None).algorithm == "triton"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tilewright.errors import TileError, UnsupportedError
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
-from tilewright.tiles.tile import Problem, Tile
+from tilewright.tiles.tile import Problem, Tile, m_bucket
 
 __all__ = [
     "GpuWeights",
@@ -86,7 +86,8 @@ def _has_triton() -> bool:
 
 def tile_for(x: torch.Tensor, experts: GpuWeights, slots: int, tile: Tile | None) -> Tile:
     """The tile of a product of `slots` rows: the one given, if it obeys the rules; else the
-    table's, else the default for this number of experts.
+    table's, if it obeys them for these experts and so many slots (a table's last row stands for any
+    number of them); else the default for this number of experts.
 
     Raises:
         TileError: the tile breaks a rule of the space.
@@ -108,7 +109,10 @@ def tile_for(x: torch.Tensor, experts: GpuWeights, slots: int, tile: Tile | None
     if not isinstance(experts, GpuExperts):  # no table has rows of weights that are not packed
         return default_tile(problem, count, stacked)
     found = choose_tile(problem, MOE_SPACE)
-    if found.how == "default" or (found.tile.algorithm == "hopper" and not stacked):
+    serves = found.tile.algorithm != "hopper" or stacked
+    if slots > m_bucket(slots):
+        serves = serves and MOE_SPACE.broken_rule(found.tile, problem) is None
+    if found.how == "default" or not serves:
         return default_tile(problem, count, stacked)
     return found.tile
 

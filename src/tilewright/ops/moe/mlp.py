@@ -83,6 +83,8 @@ def moe_mlp(
         check_operands("moe_mlp", x, ids, _of_gpu(parts)[0], activations)
     else:
         check_routing("moe_mlp", x, ids, count, hidden)
+    if not isinstance(weights, torch.Tensor):
+        raise TypeError(f"moe_mlp: weights is {type(weights).__name__}; pass a tensor, as ids")
     if weights.shape != ids.shape or not weights.is_floating_point():
         raise ValueError(
             f"moe_mlp: weights has shape {list(weights.shape)} and dtype {weights.dtype}; it must "
@@ -140,6 +142,11 @@ def _shape(experts: Experts) -> tuple[int, int, int]:
                 f"moe_mlp: dense experts have shape {list(experts.shape)}; pass [E, N, K]"
             )
         return (experts.shape[0], experts.shape[1], experts.shape[2])
+    if not isinstance(experts, PackedExperts | GpuExperts):
+        raise TypeError(
+            f"moe_mlp: experts are {type(experts).__name__}; pass PackedExperts, GpuExperts or a "
+            "dense tensor [E, N, K], and for gate_up one of them or a tuple of two"
+        )
     return (experts.E, experts.N, experts.K)
 
 

@@ -126,7 +126,8 @@ def launch_moe_gemv(
             dense tensor has contiguous rows.
         ids: int32 or int64 [slots], contiguous; at most 65535 of them.
         y: [slots, N] of any floating dtype and strides.
-        tile: algorithm "gemv" of `gpu_space.MOE_SPACE`.
+        tile: algorithm "gemv" of `gpu_space.MOE_SPACE`. Fused, a block_n of 1 counts as 2: a row
+            of gate, and its of up.
         share: consecutive slots that read one row of x.
         act: "" for a plain product; fused, a value of `triton_parts.ACTIVATIONS`.
 
@@ -139,12 +140,13 @@ def launch_moe_gemv(
             "first import of the kernel, or move x to a GPU"
         )
     n, k, fused = y.shape[1], x.shape[1], bool(act)
-    columns = tile.block_n // 2 if fused else tile.block_n
+    rows = max(tile.block_n, 2) if fused else tile.block_n  # gate and up are two at least
+    columns = rows // 2 if fused else rows
     count = experts.shape[0] if isinstance(experts, torch.Tensor) else experts.E
     tensors, strides, constants = operands(experts, tile.block_k)
     _moe_gemv_kernel[(triton.cdiv(n, columns), ids.numel())](
         x, *tensors, y, ids, n, k, count, *x.stride(), *strides, *y.stride(),
-        DIV=share, **constants, FUSED=fused, ACT=act, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        DIV=share, **constants, FUSED=fused, ACT=act, BLOCK_N=rows, BLOCK_K=tile.block_k,
         EVEN_K=k % tile.block_k == 0, EVEN_N=n % columns == 0, WIDE=spans_wide(x),
         STAGES=tile.num_stages, INTERPRET=INTERPRETED, FAULT=tile.as_dict().get("planted", ""),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
