@@ -151,3 +151,15 @@ def test_rules_are_of_no_account_to_other_tiles():
     problem = Case("mmq", "Q4_K", "float16", 300, 512, 1024).problem("sm_90")
     TRITON_SPACE.check(TRITON_SPACE.default(problem), problem)
     assert all(rule.holds(TRITON_SPACE.default(problem), problem) for rule in gemv_space.RULES)
+
+
+@pytest.mark.parametrize("tile", [ROWS, SUMS], ids=["matrix units", "sums"])
+def test_columns_of_x_that_lie_far_apart(tile):
+    """x is a view whose columns span more than 2^31 elements: no offset may be one of 32 bits."""
+    k = 256
+    source = SPEC.make_inputs(Case("mmq", "Q4_0", "float16", 1, 24, k), 3).source
+    weight = pack_blocks_for(source.raw, "Q4_0", arch=INTERPRETER)
+    apart = 2**31 // (k - 1) + 1
+    x = torch.empty(k * apart, dtype=torch.float16).as_strided((1, k), (1, apart))
+    x.copy_(torch.linspace(-1, 1, k))  # touches no more than these pages
+    assert torch.equal(mmq_gemm(x, weight, tile=tile), mmq_gemm(x.contiguous(), weight, tile=tile))

@@ -234,8 +234,9 @@ def _gemv_kernel(
     r, _, g, _ = places(R, W, FLIPPED)
     d = tl.arange(0, 4)[None, None, None, None, :]
     row = tl.minimum(pid_n * BLOCK_N + r * 8 + g, N - 1)
-    if WIDE:
+    if WIDE:  # some operand spans 2^31 elements
         row = row.to(tl.int64)
+        stride_xk = tl.cast(stride_xk, tl.int64)
     low_ptrs = (low_ptr + row * stride_ln)[:, :, :, :, None] + d
     high_ptrs = high_ptr + row * stride_hn
     s_ptrs = s_ptr + row * stride_sn
