@@ -10,6 +10,7 @@ import torch
 import triton_interpreter
 from tilewright.errors import UnsupportedError
 from tilewright.model import graphs
+from tilewright.model.fuse import why_not_fused
 from tilewright.model.generate import decoder_for, how_stepped
 from tilewright.model.graphs import GraphDecoder, why_not_graphed
 
@@ -110,6 +111,31 @@ def test_a_step_repeats_bit_for_bit() -> None:
     assert torch.equal(decoder.step(5), first)
 
 
+@pytest.mark.usefixtures("small_cache")
+def test_a_cache_that_cannot_grow_leaves_no_graph_of_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = GraphDecoder(model_of("llama"))
+    decoder.prefill(IDS[:, :9])
+    decoder._graph = "of the cache of 16"
+    zeros, made = torch.zeros, []
+
+    def few(*size: Any, **more: Any) -> torch.Tensor:
+        made.append(size)
+        if len(made) == 3:  # the first layer's keys and values have moved
+            raise torch.OutOfMemoryError("planted")
+        return zeros(*size, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", few)
+        with pytest.raises(torch.OutOfMemoryError):
+            decoder.prefill(IDS[:, 9:18])
+    assert not decoder.captured
+    right = right_logits(decoder._model, IDS)
+    assert off(decoder.step(int(IDS[0, 9])), right[9]) < 5e-6
+    assert off(decoder.prefill(IDS[:, 10:18]), right[17]) < 5e-6
+
+
 def test_why_a_model_on_the_cpu_has_no_graph() -> None:
     model = model_of("llama")
     assert why_not_graphed(model) == "the model is on cpu"
@@ -128,6 +154,7 @@ def test_why_a_model_on_the_cpu_has_no_graph() -> None:
         ({"class": "GPT2"}, "GPT2LMHeadModel has no decoder of its own"),
         ({"hidden_act": "relu"}, "activation 'relu' has no kernel"),
         ({"final_logit_softcapping": 30.0}, "final softcap"),
+        ({"rope": "dynamic"}, "dynamic rope, whose frequencies follow"),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value,
 )
@@ -135,6 +162,12 @@ def test_models_it_does_not_serve(change: dict[str, Any], reason: str) -> None:
     if change.get("class"):
         config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64)
         model: Any = transformers.GPT2LMHeadModel(config)
+    elif change.get("rope"):
+        rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**{**SIZES, "rope_parameters": rope})
+        )
+        assert "dynamic rope" in str(why_not_fused(model))
     else:
         model = model_of("llama")
         for name, value in change.items():

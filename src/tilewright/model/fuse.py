@@ -19,6 +19,7 @@ from tilewright.device import cpu_device
 from tilewright.layout.cpu import PART, PackedW4
 from tilewright.model.layers import QuantEmbedding, QuantLinear
 from tilewright.model.placement import device_of
+from tilewright.model.rope import follows_length
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.cpu.args import ARGS, arguments
 from tilewright.ops.cpu.decoder_kernels import (
@@ -80,6 +81,8 @@ def why_not_fused(model: Any) -> str | None:
             return "attention softcap"
     if getattr(config, "final_logit_softcapping", None):
         return "final softcap"
+    if follows_length(model) is not None:
+        return f"{follows_length(model)} rope, whose frequencies follow the sequence's length"
     return None
 
 

@@ -24,6 +24,7 @@ from torch.nn import functional
 from tilewright.errors import UnsupportedError
 from tilewright.model.join import products_of
 from tilewright.model.placement import device_of
+from tilewright.model.rope import follows_length
 
 __all__ = ["PREFILL_ROWS", "GraphDecoder", "why_not_graphed"]
 
@@ -67,6 +68,8 @@ def _why_not_walked(model: Any) -> str | None:
         return f"activation {_activation(model.config)!r} has no kernel"
     if getattr(model.config, "final_logit_softcapping", None):
         return "final softcap"
+    if follows_length(model) is not None:
+        return f"{follows_length(model)} rope, whose frequencies follow the sequence's length"
     for layer in model.model.layers:
         if getattr(layer.self_attn, "attn_logit_softcapping", None):
             return "attention softcap"
@@ -352,6 +355,7 @@ class GraphDecoder:
         while capacity < tokens:
             capacity *= 2
         used = self._position
+        self._graph = None  # it reads and writes the old places, some of which may go at once
         for index, layer in enumerate(self._layers):
             heads = self._model.config.num_key_value_heads
             for held in (self._keys, self._values):
@@ -363,14 +367,13 @@ class GraphDecoder:
                     held[index] = new
                 else:
                     held.append(new)
-        self._capacity = capacity
-        self._graph = None  # it reads and writes the old places
-        for kind in {layer.rotary for layer in self._layers}:
-            self._tables[kind] = self._rotary(kind)
+        kinds = {layer.rotary for layer in self._layers}
+        self._tables = {kind: self._rotary(kind, capacity) for kind in kinds}
+        self._capacity = capacity  # last: memory may run out before
 
-    def _rotary(self, kind: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotary(self, kind: str | None, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [capacity, D / 2] in the model's dtype, from its own rotary module."""
-        positions = torch.arange(self._capacity, device=self._device)[None]
+        positions = torch.arange(capacity, device=self._device)[None]
         like = torch.zeros(1, 1, 1, dtype=self._dtype, device=self._device)
         extra = () if kind is None else (kind,)
         with torch.inference_mode():

@@ -1,4 +1,5 @@
-"""Rope scaling that a GGUF file stores as a tensor instead of as parameters."""
+"""Rope scaling that a GGUF file stores as a tensor instead of as parameters, and scaling that no
+table of positions can hold."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from tilewright.errors import FormatError, UnsupportedError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["llama3_parameters", "rope_from_factors"]
+__all__ = ["follows_length", "llama3_parameters", "rope_from_factors"]
 
+_FOLLOWING = ("dynamic", "longrope")
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192  # what Llama 3.1, 3.2 and 3.3 publish
 
 
@@ -82,3 +84,11 @@ def llama3_parameters(
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": _ORIGINAL,
     }
+
+
+def follows_length(model: Any) -> str | None:
+    """The kind of a model's rope whose frequencies change with the length of the sequence, so that
+    what a position is turned by cannot be computed ahead; None for one whose do not."""
+    found: Any = getattr(getattr(model.model, "rotary_emb", None), "rope_type", None)
+    kinds = found.values() if isinstance(found, dict) else [found]
+    return next((str(k) for k in kinds if k and any(word in k for word in _FOLLOWING)), None)
