@@ -215,3 +215,21 @@ def test_the_message_of_a_missing_interpreter(monkeypatch):
     args = operands(SPEC.make_inputs(case_of(16, 2, 1, 16, 5, "float16"), 0))
     with pytest.raises(UnsupportedError, match=re.escape("set TRITON_INTERPRET=1")):
         gpu_scan(args, None, WALK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [FIVE, ANEW, WALK], ids=["five", "anew", "persistent"])
+def test_heads_may_lie_more_than_2_31_numbers_apart(tile):
+    """As in a projection whose tokens are its fastest dimension. No page between is touched."""
+    inputs = SPEC.make_inputs(case_of(16, 3, 3, 16, 20, "float16", "gate"), 0)
+    want = joined(SPEC.run(inputs, tile=tile))
+    apart, each = 1 << 30, 20 * 16
+    buffer = torch.empty(2 * apart + 4 * each, dtype=torch.float16)
+
+    def far(given: torch.Tensor, place: int) -> torch.Tensor:
+        return buffer.as_strided(given.shape, (0, 16, apart, 1), place * each).copy_(given)
+
+    operand = inputs.weight
+    operand = replace(operand, z=far(operand.z, 1), B=far(operand.B, 2), C=far(operand.C, 3))
+    inputs = replace(inputs, x=far(inputs.x, 0), weight=operand)
+    assert torch.equal(joined(SPEC.run(inputs, tile=tile)), want)

@@ -199,10 +199,10 @@ def _walker(
     offs_y = out_p[:, None] + (out_i * H)[None, :] * P
     if HAS_Z:
         if PACKED:
-            z_ptr += start.to(gl.int64) * stride_zl + h * stride_zh
+            z_ptr += start.to(gl.int64) * stride_zl
         else:
             z_ptr += seq.to(gl.int64) * stride_zb + (start - seq * L).to(gl.int64) * stride_zl
-            z_ptr += h * stride_zh
+        z_ptr += h.to(gl.int64) * stride_zh
         offs_z = out_p[:, None] * stride_zp + out_i[None, :] * stride_zl
     if D == "full":
         d = gl.load(d_ptr + h * stride_dh + out_p, mask=out_p < P, other=0.0).to(gl.float32)

@@ -53,7 +53,7 @@ def _products_kernel(
 ):  # fmt: skip
     """A BLOCK x BLOCK tile of C B^T of one chunk and group, on or below the diagonal."""
     slot = tl.program_id(0)
-    g = tl.program_id(1)
+    g = tl.program_id(1).to(tl.int64)
     blocks: tl.constexpr = CHUNK // BLOCK
     row = tl.program_id(2) // blocks * BLOCK
     column = tl.program_id(2) % blocks * BLOCK
@@ -113,12 +113,12 @@ def _output_kernel(
     group = first_head // GROUP
     if FAULT == "wrong-groups":
         group = first_head % (H // GROUP)
-    start64 = start.to(tl.int64)
+    start64, group64 = start.to(tl.int64), group.to(tl.int64)
     x_ptr += batch.to(tl.int64) * stride_xb + start64 * stride_xl
     z_ptr += batch.to(tl.int64) * stride_zb + start64 * stride_zl
     y_ptr += (batch.to(tl.int64) * L + start64) * H * P
-    b_ptr += batch.to(tl.int64) * stride_bb + start64 * stride_bl + group * stride_bg
-    c_ptr += batch.to(tl.int64) * stride_cb + start64 * stride_cl + group * stride_cg
+    b_ptr += batch.to(tl.int64) * stride_bb + start64 * stride_bl + group64 * stride_bg
+    c_ptr += batch.to(tl.int64) * stride_cb + start64 * stride_cl + group64 * stride_cg
     cb_ptr += (slot.to(tl.int64) * (H // GROUP) + group) * CHUNK * CHUNK
 
     c = tl.load(c_ptr + offs_i[:, None] * stride_cl + offs_n[None, :] * stride_cn,
@@ -131,6 +131,7 @@ def _output_kernel(
 
     for k in tl.range(0, HEADS, num_stages=STAGES if CB == "once" else 1):
         h = first_head + k
+        h64 = h.to(tl.int64)  # tokens may be the fastest dimension
         line = (slot.to(tl.int64) * H + h) * CHUNK
         sums_i = tl.load(sums_ptr + line + offs_i)
         at = (slot.to(tl.int64) * H + h) * P * N
@@ -138,7 +139,7 @@ def _output_kernel(
                     mask=mask_p[None, :] & mask_n[:, None], other=0.0)  # fmt: skip
         acc = tl.dot(c, as_operand(s, INTERPRET), input_precision="ieee")  # [BLOCK, BLOCK_P]
         acc *= tl.exp2(sums_i)[:, None]
-        x_ptrs = x_ptr + h * stride_xh + offs_p[None, :] * stride_xp + offs[:, None] * stride_xl
+        x_ptrs = x_ptr + h64 * stride_xh + offs_p[None, :] * stride_xp + offs[:, None] * stride_xl
         for column in tl.range(0, BLOCK if CB == "once" else row + BLOCK, BLOCK,
                                num_stages=1 if CB == "once" else STAGES):  # fmt: skip
             offs_j = column + offs
@@ -172,7 +173,7 @@ def _output_kernel(
             d = tl.load(d_ptr + h * stride_dh + offs_p * stride_dp, mask=mask_p, other=0.0)
             acc += to_float32(d, INTERPRET)[None, :] * skip
         if HAS_Z:
-            z = tl.load(z_ptr + h * stride_zh + offs_i[:, None] * stride_zl
+            z = tl.load(z_ptr + h64 * stride_zh + offs_i[:, None] * stride_zl
                         + offs_p[None, :] * stride_zp, mask=mask_ip, other=0.0)  # fmt: skip
             acc *= silu(to_float32(z, INTERPRET))
         to = y_ptr + (offs_i * H + h)[:, None] * P + offs_p[None, :]

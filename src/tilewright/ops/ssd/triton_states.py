@@ -86,8 +86,10 @@ def _states_kernel(
     group = h // GROUP
     if FAULT == "wrong-groups":
         group = h % (H // GROUP)
-    x_ptr += batch.to(tl.int64) * stride_xb + start.to(tl.int64) * stride_xl + h * stride_xh
-    b_ptr += batch.to(tl.int64) * stride_bb + start.to(tl.int64) * stride_bl + group * stride_bg
+    x_ptr += batch.to(tl.int64) * stride_xb + start.to(tl.int64) * stride_xl
+    x_ptr += h.to(tl.int64) * stride_xh
+    b_ptr += batch.to(tl.int64) * stride_bb + start.to(tl.int64) * stride_bl
+    b_ptr += group.to(tl.int64) * stride_bg
     # Pointers move as numbers, and offsets stay: pointers of every element would fill registers.
     offs_x = offs_p[:, None] * stride_xp + offs_t[None, :] * stride_xl
     offs_b = offs_t[:, None] * stride_bl + offs_n[None, :] * stride_bn

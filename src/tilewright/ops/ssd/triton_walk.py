@@ -78,11 +78,12 @@ def _walk_kernel(
 
     start64 = start.to(tl.int64)
     # Pointers move as numbers, and offsets stay: pointers of every element would fill registers.
-    x_ptr += batch.to(tl.int64) * stride_xb + start64 * stride_xl + h * stride_xh
-    z_ptr += batch.to(tl.int64) * stride_zb + start64 * stride_zl + h * stride_zh
+    h64, group64 = h.to(tl.int64), group.to(tl.int64)  # tokens may be the fastest dimension
+    x_ptr += batch.to(tl.int64) * stride_xb + start64 * stride_xl + h64 * stride_xh
+    z_ptr += batch.to(tl.int64) * stride_zb + start64 * stride_zl + h64 * stride_zh
     y_ptr += ((batch.to(tl.int64) * L + start64) * H + h) * P
-    b_ptr += batch.to(tl.int64) * stride_bb + start64 * stride_bl + group * stride_bg
-    c_ptr += batch.to(tl.int64) * stride_cb + start64 * stride_cl + group * stride_cg
+    b_ptr += batch.to(tl.int64) * stride_bb + start64 * stride_bl + group64 * stride_bg
+    c_ptr += batch.to(tl.int64) * stride_cb + start64 * stride_cl + group64 * stride_cg
     line = (slot.to(tl.int64) * H + h) * CHUNK
     steps_ptr += line
     sums_ptr += line
