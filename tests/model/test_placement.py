@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from model.gguf_models import Tiny, logits, quantize, reference, relative_error, write
 from tilewright.device import INTERPRETER
-from tilewright.errors import FormatError
+from tilewright.errors import FormatError, UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import BLOCK_FORMS, GpuBlocks, pack_blocks_for
 from tilewright.layout.hopper import HopperW4, unpack_w4_hopper
@@ -23,7 +23,7 @@ from tilewright.layout.triton import WordsW4
 from tilewright.model import load as loading
 from tilewright.model.fuse import why_not_fused
 from tilewright.model.layers import QuantLinear, model_problems
-from tilewright.model.placement import Placement, all_finite
+from tilewright.model.placement import Placement, all_finite, place
 
 CPU = torch.device("cpu")
 
@@ -87,6 +87,16 @@ def test_a_model_on_a_gpu_has_no_fused_step() -> None:
         device = torch.device("cuda", 0)
 
     assert why_not_fused(Model()) == "the model is on cuda:0"
+
+
+def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton would launch on the current one, on pointers of the other."""
+    for name, value in (("is_available", True), ("device_count", 2), ("current_device", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr("tilewright.model.placement.arch_of", lambda device: "sm_90")
+    assert place("cuda", None).device == place("cuda:1", None).device == torch.device("cuda", 1)
+    with pytest.raises(UnsupportedError, match=r"current one is 'cuda:1'.*set_device\(0\) first"):
+        place("cuda:0", None)
 
 
 def test_q4_0_blocks_are_exact_codes_in_hoppers_layout() -> None:

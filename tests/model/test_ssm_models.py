@@ -338,6 +338,27 @@ def test_factors_and_mixed_halves_of_a_gguf_file(
     assert model.tilewright_info.dequantized["Q8_0"].tensors == 1
 
 
+@pytest.mark.parametrize("stem", ["attn_norm", "ffn_down_exps"])
+def test_a_factor_of_what_is_no_matrix_is_refused(
+    stem: str, hybrid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = hybrid._tensors
+
+    def edited(model: Any, family: str, name: str, parameter: Any) -> Any:
+        found = tensors(model, family, name, parameter)
+        if any(theirs == f"blk.0.{stem}.weight" for theirs, _, _ in found):
+            found.append((f"blk.0.{stem}.scale", np.float32([0.5]), lambda _: None))
+        return found
+
+    monkeypatch.setattr(hybrid, "_tensors", edited)
+    tiny = hybrid.plain_model(
+        "granitemoehybrid", num_local_experts=6, num_experts_per_tok=3, intermediate_size=128
+    )
+    hybrid.write_gguf(tmp_path / "m.gguf", tiny, "F32")
+    with pytest.raises(FormatError, match=rf"{stem}.*a factor of 0\.5 stands beside it"):
+        load(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("form", ["F16", "w4a16", "Q8_0"])
 def test_granites_mixture(form: str, hybrid: Any, tmp_path: Path) -> None:
     """Experts beside the shared part: stacked in one tensor on the hub, in two in GGUF."""

@@ -194,8 +194,19 @@ class GGUFSource:
         self._info.count(fate, tensor.type_name, result.nbytes)
         return result
 
+    def _refuse_factor(self, name: str, tensor: GGUFTensor) -> None:
+        """Raise FormatError if a factor stands beside a tensor that is no single matrix."""
+        if self._scales.get(name, 1.0) != 1.0:
+            raise FormatError(
+                f"a factor of {self._scales[name]:g} stands beside it (`.scale`), which only the "
+                "matrix of one product may have; the file is of a variant that is not supported",
+                file=self.path,
+                tensor=tensor.name,
+            )
+
     def experts(self, name: str) -> Experts:
         tensor = self._tensors[name]
+        self._refuse_factor(name, tensor)
         if len(tensor.shape) != 3:
             raise FormatError(
                 f"its shape is {list(tensor.shape)}; the matrices of all experts are needed",
@@ -238,6 +249,7 @@ class GGUFSource:
 
     def vector(self, name: str, *, exact: bool = False) -> torch.Tensor:
         tensor = self._whole(name)
+        self._refuse_factor(name, tensor)
         check_scales(tensor)
         values = self._values(tensor)
         order = self._row_order(name, tensor)

@@ -135,11 +135,13 @@ def place(device: str | torch.device, dtype: torch.dtype | None) -> Placement:
     """Check a device and a dtype.
 
     Args:
-        device: "cpu", "cuda" or "cuda:1"; "cuda" is what torch calls an AMD GPU too.
+        device: "cpu", "cuda" or "cuda:1"; "cuda" is what torch calls an AMD GPU too. A GPU must be
+            torch's current one: Triton launches kernels there, wherever their operands lie.
         dtype: float32, float16 or bfloat16; None for float32 on the CPU, float16 on a GPU.
 
     Raises:
-        UnsupportedError: another device or dtype, or torch sees no such GPU.
+        UnsupportedError: another device or dtype, torch sees no such GPU, or it is not the current
+            one.
     """
     try:
         found = torch.device(device)
@@ -154,8 +156,13 @@ def place(device: str | torch.device, dtype: torch.dtype | None) -> Placement:
                 f"device is {str(device)!r}, and torch sees {count} GPUs: install a build of torch "
                 "for your GPU, name one that is there, or stay on 'cpu'"
             )
-        found = torch.device("cuda", torch.cuda.current_device() if found.index is None else
-                             found.index)  # fmt: skip
+        current = torch.cuda.current_device()
+        if found.index not in (None, current):
+            raise UnsupportedError(
+                f"device is {str(device)!r}, and torch's current one is 'cuda:{current}', where "
+                f"kernels are launched; call torch.cuda.set_device({found.index}) first"
+            )
+        found = torch.device("cuda", current)
     if dtype is None:
         dtype = torch.float32 if found.type == "cpu" else torch.float16
     if dtype not in _DTYPES:
