@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -16,10 +17,10 @@ from tilewright.device import INTERPRETER, arch_of
 from tilewright.errors import UnsupportedError
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.choose import choose_tile
+from tilewright.ops.cross import target_units
 from tilewright.ops.mmq.triton_space import TRITON_SPACE
 from tilewright.ops.w4a16.gpu import Kernel, _aligned
 from tilewright.ops.workspace import workspace
-from tilewright.tiles.local import local_units
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["allocate_and_launch", "gpu_mmq", "kernel_of"]
@@ -117,9 +118,19 @@ def allocate_and_launch(
         x2 = _aligned(x2)
     m = x2.shape[0]
     kernel = kernel_of(tile.algorithm)
-    units = local_units(INTERPRETER if x.device.type == "cpu" else arch_of(x.device)) or 1
+    # Those of this very device, as launchers have it: GPUs of one arch may differ.
+    units = target_units(x.device)
     needs = (0, 0) if kernel.needs is None else kernel.needs(tile, m, weight.N, weight.K, units)
-    space = workspace(x.device, *needs)
-    y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
-    kernel.launch(x2, weight, None if bias is None else bias.detach().contiguous(), y, tile, space)
+    with _on(x.device):
+        space = workspace(x.device, *needs)
+        y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
+        added = None if bias is None else bias.detach().contiguous()
+        kernel.launch(x2, weight, added, y, tile, space)
     return y.reshape(*x.shape[:-1], weight.N)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on torch's current device: make it `device`, if it is another one."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return nullcontext()
+    return torch.cuda.device(device)
