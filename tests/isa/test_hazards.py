@@ -35,6 +35,7 @@ RIGHT = {
         "HGMMA.64x64x16.F32 R24, gdesc[UR4], R24, gsb0", "HADD2 R24, R1, R2",
     ),
     "a store reads": (product(80), "STS [R80], R81", "STSM.16.M88.4 [R80], R80"),
+    "comparisons read": (product(80), "HSETP2.GT.AND P0, PT, R80, R1, PT", "FCHK P0, R81, R2"),
     "a loop that waits": (
         ".L_x_1:", "HADD2 R80, R1, R2", product(80), wait(0), "@P0 BRA `(.L_x_1)",
     ),
@@ -49,6 +50,9 @@ WRONG = {
     "by a wide load": (product(80), "LDS.128 R77, [R3]"),
     "by a matrix load": (product(80), "LDSM.16.M88.4 R80, [R3]"),
     "by a wide multiplication": (product(80), "IMAD.WIDE R79, R1, 0x4, R2"),
+    "by zeros for two": (product(80), "CS2R R79, SRZ"),
+    "by the sums of one warp": (product(80), "HMMA.16816.F32 R77, R4, R8, RZ"),
+    "by a conversion to 64 bits": (product(80), "F2I.S64.TRUNC R79, R1"),
     "behind a wait for another": (product(80), product(84), wait(1), "HADD2 R84, R1, R2"),
     "in an open group": (
         product(80).removesuffix(", gsb0"), wait(0), "HADD2 R80, R1, R2",

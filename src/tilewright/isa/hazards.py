@@ -23,9 +23,10 @@ _MATRIX = re.compile(r"[HIQ]GMMA\.")
 _LEFT = re.compile(r"R\d+, R(\d+),")
 _LEFT_REGISTERS = 4  # of a thread, for 32 bytes of each of 64 rows
 _WAIT = re.compile(r"gsb0, 0x([0-9a-f]+)")
+_WARP_MATRIX = re.compile(r"[HIQD]MMA\.(?!.*\.F16$)")  # of one warp: waited for, four registers
 _FIRST = re.compile(r"(?:U?P\w+, )*R(\d+)\b")
 _WITHOUT_RESULT = re.compile(
-    r"(ST|STS|STG|STL|STSM|RED|LDGSTS|[IFHD]SETP|PLOP3|R2P|R2UR|VOTEU|U\w+|BAR|BRA|BRX|EXIT|CALL|RET|"
+    r"(ST|STS|STG|STL|STSM|RED|LDGSTS|[IFD]SETP|HSETP2|FCHK|PLOP3|R2P|R2UR|VOTEU|U\w+|BAR|BRA|BRX|EXIT|CALL|RET|"
     r"WARP\w*|DEPBAR|LDGDEPBAR|SYNCS|FENCE|MEMBAR|ERRBAR|CCTL\w*|B(SYNC|SSY|REAK|MOV)|NOP|"
     r"NANOSLEEP|YIELD|ACQBULK|CGAERRBAR)(\.|$)"
 )
@@ -102,13 +103,18 @@ def _written(name: str, operands: str) -> range:
     if first is None or _WITHOUT_RESULT.match(name):
         return range(0)
     count = 1
-    if ".128" in name or (name.startswith("LDSM") and name.endswith(".4")):
+    if (
+        ".128" in name
+        or (name.startswith("LDSM") and name.endswith(".4"))
+        or _WARP_MATRIX.match(name)
+    ):
         count = 4
     elif (
         ".64" in name
         or ".WIDE" in name
         or (name.startswith("LDSM") and name.endswith(".2"))
-        or name.startswith(("DADD", "DMUL", "DFMA", "I2F.F64", "F2F.F64"))
+        or (name.startswith("CS2R") and not name.startswith("CS2R.32"))
+        or name.startswith(("DADD", "DMUL", "DFMA", "I2F.F64", "F2F.F64", "F2I.S64", "F2I.U64"))
     ):
         count = 2
     return range(int(first[1]), int(first[1]) + count)
