@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from tilewright.layout.experts import (
     pack_gpu_experts,
     pack_gpu_experts_w4,
 )
+from tilewright.ops import moe
 from tilewright.ops.catalog import SPECS, load_spec, spec_for
 from tilewright.ops.check import check_output
 from tilewright.ops.choose import running
@@ -310,6 +314,21 @@ def test_the_spec_is_the_gpus():
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="torch sees no GPU"):
             SPECS["moe"].on("cuda")
+
+
+def test_every_kernel_file_is_a_source_of_the_spec():
+    """What they import of ops and layouts too, but for what only compiles."""
+    sources = set(SPEC.sources)
+    kernels = {name for name in sources if ".ops." in name and not name.endswith("moe.gpu")}
+    own = Path(moe.__path__[0]).glob("triton_*.py")
+    assert {f"tilewright.ops.moe.{path.stem}" for path in own} <= kernels
+    for name in kernels:
+        spec = find_spec(name)
+        assert spec is not None
+        for node in ast.walk(ast.parse(Path(str(spec.origin)).read_text("utf-8"))):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if module.startswith(("tilewright.ops", "tilewright.layout")):
+                assert module in {*sources, "tilewright.ops.cross"}, name
 
 
 RAW = np.zeros((3, 40, 144), np.uint8)

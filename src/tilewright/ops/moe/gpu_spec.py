@@ -44,6 +44,8 @@ _SOURCES = (
     "tilewright.ops.mmq.triton_parts",
     "tilewright.ops.w4a16.triton_gemm",
     "tilewright.ops.w4a16.triton_parts",
+    "tilewright.ops.gluon_compat",
+    "tilewright.ops.wgmma",
     "tilewright.layout.blocks",
     "tilewright.layout.experts",
     "tilewright.layout.triton",

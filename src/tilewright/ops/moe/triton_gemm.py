@@ -14,7 +14,8 @@ expert get NaN. Results go to the rows of y that belong to the slots, each writt
 
 The grid is bands of GROUP_M tiles, column after column: tiles of one expert follow one another, and
 read its weight from the cache. Weights are dequantized to the dtype of x, rounded once, as the left
-operand of the dot.
+operand of the dot. On Hopper that operand lies in registers under wgmma: each step then waits for
+its products (AWAIT, see `tilewright.ops.wgmma`).
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -32,21 +33,10 @@ from tilewright.ops.cross import target_arch
 from tilewright.ops.moe.triton_parts import activated, operands, rows_of, store, weight_tile
 from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import to_float32
+from tilewright.ops.wgmma import awaited, has_wgmma
 from tilewright.tiles.tile import Tile
 
 __all__ = ["INTERPRETED", "launch_moe"]
-
-
-@triton.jit
-def _waited(acc):
-    """acc, once the products that it sums are done.
-
-    wgmma reads w from registers while the program goes on, and the compiler would let it go on into
-    the next step, which writes those registers anew. Something that is no product must see acc.
-    """
-    return tl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1
-    )
 
 
 @triton.jit(do_not_specialize=["experts", "tiles_m"])
@@ -61,7 +51,7 @@ def _moe_kernel(
     SUB_OFFSET: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, HAS_PERM: tl.constexpr,
     FUSED: tl.constexpr, ACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr,
-    WIDE: tl.constexpr, WAIT: tl.constexpr, INTERPRET: tl.constexpr,
+    WIDE: tl.constexpr, AWAIT: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """One tile of y."""
     H: tl.constexpr = BLOCK_N // 2 if FUSED else BLOCK_N  # columns of y
@@ -125,8 +115,8 @@ def _moe_kernel(
         if INTERPRET and dtype == tl.bfloat16:
             x = to_float32(x, INTERPRET)
         acc = tl.dot(w, x, acc, input_precision="ieee")
-        if WAIT:
-            acc = _waited(acc)
+        if AWAIT:
+            acc = awaited(acc)
 
     if FUSED:
         gate, up = tl.split(acc.reshape(2, H, BLOCK_M).permute(1, 2, 0))
@@ -179,7 +169,7 @@ def launch_moe(
         *y.stride(),
         DIV=share, **constants, FUSED=fused, ACT=act, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k, GROUP_M=tile.group_m, EVEN_K=k % tile.block_k == 0,
-        EVEN_N=n % columns == 0, WIDE=spans_wide(x), WAIT=target_arch(x.device) == "sm_90",
+        EVEN_N=n % columns == 0, WIDE=spans_wide(x), AWAIT=has_wgmma(target_arch(x.device)),
         INTERPRET=INTERPRETED,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
