@@ -419,6 +419,8 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
         for arm, row in r["arms"].items()
         if arm != "cublas" and any(key.startswith("error") for key in row)
     }
+    # What could not even be run missed the bar too; tiles of --tile may be refused.
+    errors |= {f"{r['id']} tilewright": math.inf for r in records if "tilewright" in r["failed"]}
     return [
         *(_bar(f"{t} tokens: 4 times llama.cpp", dict(over_llama(t, "cold")), 4.0, 4.0)
           for t in (128, 512)),
