@@ -237,6 +237,13 @@ def test_bamba_is_told_its_positions(hybrid: Any) -> None:
     assert relative_error(decoder.prefill(ids[:, 20:]), right) < LIMIT
 
 
+def test_a_config_may_have_no_limit(hybrid: Any) -> None:
+    model = hybrid.plain_model("bamba", time_step_limit=None)
+    assert inject_ssm(model) > 0
+    limits = {m.time_step_limit for m in model.modules() if isinstance(m, SSMMixer)}
+    assert limits == {(0.0, float("inf"))}
+
+
 def test_mixers_that_no_kernel_serves_are_refused(hybrid: Any) -> None:
     model = hybrid.plain_model("mamba2", num_heads=128, head_dim=4)
     with pytest.raises(UnsupportedError, match="the head dimension of Mamba2Mixer is 4; it must"):

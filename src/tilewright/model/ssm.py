@@ -94,7 +94,7 @@ class SSMMixer(nn.Module):
         self.ssm_state_size = int(mixer.ssm_state_size)
         self.intermediate_size = int(mixer.intermediate_size)
         self.conv_kernel_size = int(mixer.conv_kernel_size)
-        low, high = mixer.time_step_limit
+        low, high = mixer.time_step_limit or (0.0, float("inf"))
         self.time_step_limit = (float(low), float(high))
         self.in_proj, self.conv1d, self.out_proj = mixer.in_proj, mixer.conv1d, mixer.out_proj
         self.norm = mixer.norm

@@ -233,6 +233,29 @@ def test_a_compiled_model_sees_one_operation() -> None:
     assert torch.equal(states, kept)
 
 
+@pytest.mark.parametrize("out", [torch.zeros(3, 2, 50, 4, 16), torch.zeros(2, 50, 4, 16).double()])
+def test_compiled_it_writes_no_other_out(out: torch.Tensor) -> None:
+    scan = torch.compile(lambda **more: ssd_scan(**more), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="out has shape"):
+        scan(**drawn(), out=out)
+
+
+def test_out_has_memory_of_its_own() -> None:
+    given = drawn()
+    whole = torch.zeros(2, 50, 4, 40)
+    given["x"] = whole[..., :16].copy_(given["x"])
+    given["z"] = torch.randn(2, 50, 4, 16)
+    inside = whole.view(-1)[16 : 16 + 6400].view(2, 50, 4, 16)
+    behind = torch.zeros(2 * 6400)
+    given["z"] = behind[:6400].view(2, 50, 4, 16).copy_(given["z"])
+    for name, out in (("x", inside), ("z", given["z"])):
+        with pytest.raises(ValueError, match=f"out lies in the memory of {name}, which is read"):
+            ssd_scan(**given, out=out)
+    want, _ = ssd_scan(**given)
+    made, _ = ssd_scan(**given, out=behind[6400:].view(2, 50, 4, 16))
+    assert torch.equal(made, want)
+
+
 def test_results_join_tokens_and_states() -> None:
     y, states = torch.randn(2, 3, 4, 8), torch.randn(2, 4, 8, 5)
     args: Any = type("Args", (), {"y": y, "final_states": states})

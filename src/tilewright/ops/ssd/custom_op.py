@@ -111,6 +111,10 @@ def scan_compiled(
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`tilewright.ops.ssd.op.ssd_scan` as the compiler traces it: the same arguments."""
+    from tilewright.ops.ssd.op import check_out
+
+    if out is not None:  # copying to it would broadcast and cast
+        check_out("ssd_scan", out, x)
     y, states = torch.ops.tilewright.ssd_scan(
         x, dt, A, B, C, D, z, dt_bias, dt_softplus, float(dt_limit[0]), float(dt_limit[1]),
         initial_states, cu_seqlens, chunk or 0, tile_text(tile),

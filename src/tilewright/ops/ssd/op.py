@@ -17,7 +17,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.ops.ssd.args import ScanArgs, StepArgs
 from tilewright.tiles.tile import Tile
 
-__all__ = ["check_packing", "scan_args", "ssd_scan", "ssd_step", "step_args"]
+__all__ = ["check_out", "check_packing", "scan_args", "ssd_scan", "ssd_step", "step_args"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NO_LIMIT = (0.0, float("inf"))
@@ -67,7 +67,8 @@ def ssd_scan(
         chunk: tokens a chunk, in place of the tile's; the result does not depend on it, but for
             rounding.
         tile: a tile of the space of x's device; None takes the table's.
-        out: [b, L, H, P] of x's dtype, contiguous, to hold y; None to allocate it.
+        out: [b, L, H, P] of x's dtype, contiguous, to hold y, in memory of its own; None to
+            allocate it.
 
     Returns:
         y [b, L, H, P] of x's dtype, and the leaving states [S, H, P, N] float32. States, sums and
@@ -197,13 +198,14 @@ def scan_args(
         initial_states = _float32(initial_states)
     if out is None:
         out = torch.empty(b, length, heads, p, dtype=x.dtype, device=x.device)
-    elif out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
-        raise ValueError(
-            f"{op}: out has shape {list(out.shape)}, dtype {out.dtype}, and is on {out.device}; it "
-            f"must be as x: {list(x.shape)}, {x.dtype}, {x.device}"
-        )
-    elif not out.is_contiguous():
-        raise ValueError(f"{op}: out has strides {out.stride()}; it must be contiguous")
+    else:
+        check_out(op, out, x)
+        for name, given in (("x", x), ("dt", dt), ("B", B), ("C", C), ("z", z)):
+            if given is not None and _overlap(out, given):
+                raise ValueError(
+                    f"{op}: out lies in the memory of {name}, which is read again after a part of "
+                    "out is written; pass a tensor of its own"
+                )
     return ScanArgs(
         x=x.detach(), dt=dt.detach(), A=_float32(A), B=B.detach(), C=C.detach(),
         D=None if D is None else D.detach().contiguous(),
@@ -264,6 +266,30 @@ def step_args(
         state_indices=None if state_indices is None else state_indices.contiguous(),
         y=torch.empty(b, heads, p, dtype=x.dtype, device=x.device),
     )  # fmt: skip
+
+
+def check_out(op: str, out: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise unless `out` can hold y."""
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+        raise ValueError(
+            f"{op}: out has shape {list(out.shape)}, dtype {out.dtype}, and is on {out.device}; it "
+            f"must be as x: {list(x.shape)}, {x.dtype}, {x.device}"
+        )
+    if not out.is_contiguous():
+        raise ValueError(f"{op}: out has strides {out.stride()}; it must be contiguous")
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the first and last bytes of two tensors enclose common ones."""
+    if not one.numel() or not other.numel() or one.device.type == "meta":
+        return False
+    (a, b), (c, d) = (
+        (t.data_ptr(), t.data_ptr() + t.element_size() * (
+            1 + sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
+        ))
+        for t in (one, other)
+    )  # fmt: skip
+    return a < d and c < b
 
 
 def _float32(given: torch.Tensor) -> torch.Tensor:
