@@ -110,6 +110,11 @@ def test_without_a_token_states_leave_as_they_entered() -> None:
         ({"activation": "relu"}, ValueError, "activation='relu'; use 'silu' or None"),
         ({"initial_states": torch.zeros(1, 6, 4)}, ValueError, "initial_states has shape"),
         ({"cu_seqlens": torch.tensor([0, 8])}, ValueError, "it must ascend from 0"),
+        (
+            {"x": torch.zeros(2, 9, 6), "cu_seqlens": torch.tensor([0, 9, 18])},
+            ValueError,
+            r"x has b=2 rows and cu_seqlens is given.* pass x as \[1, 18, 6\]",
+        ),
         ({"weight": torch.zeros(6, 4, device="meta")}, ValueError, "x is on cpu, weight on meta"),
         ({"tile": Tile.of("shifted", block=7)}, TileError, "block=7 is none of"),
     ],

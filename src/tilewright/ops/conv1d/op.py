@@ -148,7 +148,7 @@ def conv_args(
     b, length, channels = x.shape
     count = b
     if cu_seqlens is not None:
-        count = check_packing(op, cu_seqlens, b, length, x.device)
+        count = check_packing(op, cu_seqlens, x)
         cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
     states = (count, channels, weight.shape[1] - 1)
     if initial_states is not None:

@@ -136,7 +136,8 @@ def ssd_step(
         x: [b, H, P]; dt: [b, H]; B, C: [b, G, N]; A, D, z (as x), dt_bias, dt_softplus, dt_limit:
             as for `ssd_scan`, without the dimension of tokens.
         state_indices: integers [b], the slot of each sequence, all different, or -1 for a row
-            that is padding: no slot changes, and its y is zero. None for slot i of row i.
+            that is padding: no slot changes, and its y is zero. On a GPU their values are not
+            checked. None for slot i of row i.
 
     Returns:
         y [b, H, P] of x's dtype.
@@ -190,7 +191,7 @@ def scan_args(
     _check_decays(op, A, dt_softplus, dt_limit)
     count = b
     if cu_seqlens is not None:
-        count = check_packing(op, cu_seqlens, b, length, x.device)
+        count = check_packing(op, cu_seqlens, x)
         cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
     shape = (count, heads, p, n)
     if initial_states is not None:
@@ -375,8 +376,10 @@ def _check_decays(op: str, A: torch.Tensor, dt_softplus: bool, limit: Any) -> No
         )
 
 
-def check_packing(op: str, given: Any, b: int, length: int, device: torch.device) -> int:
-    """Raise unless cu_seqlens can pack x; the number of sequences."""
+def check_packing(op: str, given: Any, x: torch.Tensor) -> int:
+    """Raise unless cu_seqlens can pack x [b, L, ...]; the number of sequences."""
+    b, length, *sizes = x.shape
+    device = x.device
     if not isinstance(given, torch.Tensor) or given.dtype not in (torch.int32, torch.int64):
         kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
         raise TypeError(f"{op}: cu_seqlens is {kind}; it must be an int32 or int64 tensor [S + 1]")
@@ -392,7 +395,7 @@ def check_packing(op: str, given: Any, b: int, length: int, device: torch.device
     if b != 1:
         raise ValueError(
             f"{op}: x has b={b} rows and cu_seqlens is given; packed sequences lie in one row: "
-            "pass x as [1, T, H, P]"
+            f"pass x as {[1, b * length, *sizes]}"
         )
     if device.type == "cpu":
         at = given.tolist()
