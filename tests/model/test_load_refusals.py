@@ -156,6 +156,17 @@ def test_hub_ids_go_through_snapshot_download(
     assert "*.safetensors" in asked[0][1]["allow_patterns"]
 
 
+def test_a_hub_repository_without_safetensors_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a repository with GGUF files, many and large, no file is fetched."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **o: str(tmp_path))
+    with pytest.raises(FormatError, match="has no safetensors; of one with GGUF files download"):
+        load("someone/some-model-GGUF")
+
+
 def test_hub_offline_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 

@@ -49,7 +49,7 @@ def load(
 
     Args:
         path_or_repo_dir: a .gguf file, a folder with config.json and safetensors (or with one
-            .gguf file), or the id of such a repository on the Hugging Face hub.
+            .gguf file), or the id of a repository with safetensors on the Hugging Face hub.
         device: "cpu", or "cuda" for a GPU. There 4-bit safetensors and all GGUF types with kernels
             stay packed but for the embedding, which becomes a matrix of `dtype`.
         activations: "float" (weight-only), or "int8" for the faster path that rounds
@@ -246,6 +246,12 @@ def _find(path_or_repo_dir: str | Path) -> Path:
     if not path.exists():
         if isinstance(path_or_repo_dir, str) and _HUB_ID.match(path_or_repo_dir):
             path = _download(path_or_repo_dir)
+            if not any((*path.glob("*.safetensors"), *path.glob("*.gguf"))):
+                raise FormatError(
+                    "this repository of the Hugging Face hub has no safetensors; of one with GGUF "
+                    "files download the file that you want, and give its path",
+                    file=path_or_repo_dir,
+                )
         else:
             raise FormatError("there is no such file or folder; check the path", file=path)
     if path.is_file() or any(path.glob("*.safetensors")):
