@@ -97,6 +97,32 @@ def test_event_clock_forgets_one_compilation(monkeypatch) -> None:
     assert fake.slept[-1] < 1_000_000
 
 
+def test_event_clock_knows_a_slow_launch_among_quick_ones(monkeypatch) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    clock = EventClock()
+
+    def quick() -> None: ...
+
+    def slow() -> None:
+        time.sleep(0.002)
+
+    for launch in [slow, *[quick] * 9] * 2 + [slow]:
+        clock.time_us(launch, 1)
+    assert fake.slept[-1] > 2e6 * 2.0  # what the median of all, which is quick, does not cover
+    assert fake.slept[-2] < 1_000_000
+
+
+def test_event_clock_times_what_it_cannot_remember(monkeypatch) -> None:
+    class Launch:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self) -> None: ...
+
+    monkeypatch.setattr(torch, "cuda", FakeCuda())
+    assert EventClock().time_us(Launch(), 1) == 250.0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
 def test_event_clock_without_a_gpu_says_so() -> None:
     with pytest.raises(MeasureError, match="torch sees no CUDA or HIP device; use CpuClock"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import cycle, repeat
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from tilewright.errors import MeasureError
 
@@ -68,10 +69,10 @@ class EventClock:
     """CUDA or HIP events on one stream: time as the GPU saw it.
 
     A reading holds a pair of events around the launches. The GPU is kept busy before the first
-    event, for longer than the host took to queue as many launches before, so that all are queued by
-    the time they run: the host's own overhead is not part of the reading unless a launch waits for
-    the GPU. The first readings do not know the host yet: warm up with them. torch serves
-    HIP under the same names.
+    event, for longer than the host took to queue as many launches before, of this one and of any,
+    so that all are queued by the time they run: the host's own overhead is not part of the reading
+    unless a launch waits for the GPU. The first readings of a launch do not know yet what the host
+    takes: warm up with them. torch serves HIP under the same names.
 
     Args:
         device: index or name of the device; None is the current one.
@@ -96,7 +97,9 @@ class EventClock:
                 "EventClock: torch sees no CUDA or HIP device; use CpuClock for CPU code"
             )
         self._cuda = torch.cuda
-        self._host_ns: deque[float] = deque(maxlen=self._HOST_READINGS)  # a launch
+        # A launch, of late: of whatever was timed, and of each by itself, which may be the slowest.
+        self._host_ns: deque[float] = deque(maxlen=self._HOST_READINGS)
+        self._own_ns: WeakKeyDictionary[Launch, deque[float]] = WeakKeyDictionary()
         index = torch.cuda.current_device() if device is None else device
         self.device = torch.device("cuda", index) if isinstance(index, int) else torch.device(index)
 
@@ -110,11 +113,19 @@ class EventClock:
         self._cuda.synchronize(self.device)
         return time.perf_counter_ns() / 1e3
 
+    def _own(self, launch: Launch) -> deque[float]:
+        """What the host took for this launch; empty for one that cannot be remembered."""
+        try:
+            return self._own_ns.setdefault(launch, deque(maxlen=self._HOST_READINGS))
+        except TypeError:  # no hash, or no weak references
+            return deque(maxlen=1)
+
     def time_us(self, launch: Launch, launches: int) -> float:
+        own = self._own(launch)
         with self._cuda.device(self.device):
             start = self._cuda.Event(enable_timing=True)
             end = self._cuda.Event(enable_timing=True)
-            host_ns = statistics.median(self._host_ns) if self._host_ns else 0.0
+            host_ns = max(statistics.median_low(seen or [0.0]) for seen in (self._host_ns, own))
             each = max(self._LEAD_CYCLES_A_LAUNCH, self._CYCLES_A_HOST_NS * host_ns)
             lead = self._LEAD_CYCLES + int(each * launches)
             self._cuda._sleep(min(lead, self._MOST_LEAD_CYCLES))
@@ -122,7 +133,9 @@ class EventClock:
             began_ns = time.perf_counter_ns()
             for _ in repeat(None, launches):
                 launch()
-            self._host_ns.append((time.perf_counter_ns() - began_ns) / launches)
+            took_ns = (time.perf_counter_ns() - began_ns) / launches
+            self._host_ns.append(took_ns)
+            own.append(took_ns)
             end.record()
             end.synchronize()
         return float(start.elapsed_time(end)) * 1e3
