@@ -117,6 +117,29 @@ def test_speeds_come_with_their_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("product")
+@pytest.mark.parametrize(
+    ("work", "vocabulary", "verdict"),
+    [
+        (33 * 64 * 128, 256, "verified: 2/2 products of this model, M = 1, 128"),
+        (33 * 64 * 127, 256, "verified: 2/2 products of this model, M = 1, 128, large ones (1) at "
+                             "fewer rows"),
+        (33 * 64 * 127, 33, "verified: 1/1 products of this model, M = 1, 128"),
+    ],
+    ids=["fits", "half", "output matrix"],
+)  # fmt: skip
+def test_a_large_product_is_checked_at_fewer_rows_and_that_is_said(
+    work: int, vocabulary: int, verdict: str, model: ScriptedModel, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tilewright.cli.bench._MOST_WORK", {"cpu": work})
+    monkeypatch.setattr(model.config, "vocab_size", vocabulary)
+    (tmp_path / "m.gguf").write_bytes(b"")
+    arguments = ["bench", str(tmp_path / "m.gguf"), "-p", "128", "-n", "0", "-r", "1", "-o", "json"]
+    whole = json.loads(CliRunner().invoke(cli, arguments).stdout)
+    assert whole["provenance"]["verdict"] == verdict
+
+
+@pytest.mark.usefixtures("product")
 def test_a_wrong_product_is_never_timed(
     model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,9 +23,12 @@ from tilewright.cli.common import (
     threads_option,
 )
 
+if TYPE_CHECKING:
+    from tilewright.ops.contract import Case
+
 _MOST_ROWS = {"cpu": 512, "cuda": 2048}  # a longer prompt runs the same kernels
-# What a product at more than one row may take, in multiply-adds: an output matrix is only ever
-# applied to one row, and checking it at more takes minutes.
+# What the check of a product may take, in multiply-adds: larger ones are checked at fewer rows, and
+# an output matrix at one, all that it is ever applied to.
 _MOST_WORK = {"cpu": 1 << 33, "cuda": 1 << 37}
 _PROMPTS = {"cpu": (512,), "cuda": (4096, 16384)}
 
@@ -221,10 +225,17 @@ def _verdict(
     from tilewright.report.verify import failure_line
 
     sizes = sorted({1, *(min(p, _MOST_ROWS[device]) for p in prompts if p)})
-    cases = {
-        op: [c for c in some if c.M == 1 or c.M * c.N * c.K <= _MOST_WORK[device]]
-        for op, some in model_cases(model, paths=[activations], batches=sizes).items()
-    }
+    vocabulary = model.config.get_text_config().vocab_size
+    cases: dict[str, list[Case]] = {}
+    fewer = 0
+    for op, some in model_cases(model, paths=[activations], batches=sizes).items():
+        fitted = {case: _fitted(case, _MOST_WORK[device]) for case in some}
+        fewer += sum(one != case and case.N != vocabulary for case, one in fitted.items())
+        cases[op] = list(
+            dict.fromkeys(
+                one for case, one in fitted.items() if one == case or case.N != vocabulary
+            )
+        )
     with progress_bar("verify") as move:
         report = verify_cases(
             cases, seed=seed, on_case=lambda row, done, total: move(done, total, row.label)
@@ -235,7 +246,18 @@ def _verdict(
     if not report.complete:
         raise KeyboardInterrupt
     rows = ", ".join(map(str, sizes))
-    return f"verified: {len(report.rows)}/{len(report.rows)} products of this model, M = {rows}"
+    large = f", large ones ({fewer}) at fewer rows" if fewer else ""
+    return (
+        f"verified: {len(report.rows)}/{len(report.rows)} products of this model, M = {rows}{large}"
+    )
+
+
+def _fitted(case: Case, work: int) -> Case:
+    """The case with half its rows, or a quarter, .. until it takes no more than `work`."""
+    rows = case.M
+    while rows > 1 and rows * case.N * case.K > work:
+        rows //= 2
+    return case if rows == case.M else replace(case, M=rows)
 
 
 def _flat(groups: Sequence[tuple[int, ...]]) -> list[int]:
