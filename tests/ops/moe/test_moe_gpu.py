@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tilewright.ops.catalog import SPECS, load_spec, spec_for
 from tilewright.ops.check import check_output
 from tilewright.ops.choose import running
 from tilewright.ops.contract import Case, spec_arch
+from tilewright.ops.moe import gpu
 from tilewright.ops.moe.gpu import gpu_moe_mlp, tile_for
 from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
 from tilewright.ops.moe.mlp import moe_mlp
@@ -290,6 +292,29 @@ def test_gate_and_up_may_meet_in_memory(act):
     one = torch.nn.functional.gelu(gate, approximate=tanh)
     one = torch.nn.functional.silu(gate) if act == "silu" else one
     assert off(h, one * up) < 3e-4
+
+
+def test_launches_go_to_the_device_of_the_operands(monkeypatch):
+    """Triton's go to torch's current one, wherever their operands lie."""
+    seen: list[Any] = []
+
+    @contextmanager
+    def on(device):
+        seen.append(device)
+        with monkeypatch.context() as patched:
+            patched.setattr(gpu, "launch_products", lambda *given, **more: seen.append("launch"))
+            yield
+
+    def outside(*given: Any, **more: Any) -> None:
+        raise AssertionError("launched before the device was current")
+
+    monkeypatch.setattr(gpu, "_on", on)
+    monkeypatch.setattr(gpu, "launch_products", outside)
+    (gate, up, down), _ = layer("Q8_0")
+    x, weights, ids = routed(2, torch.float32)
+    moe_gemm(x, gate, ids)
+    moe_mlp(x, weights, ids, (gate, up), down)
+    assert seen == [x.device, "launch", x.device, "launch", "launch", "launch"]
 
 
 def test_no_slots_are_no_launch():

@@ -23,6 +23,7 @@ from tilewright.device import INTERPRETER, arch_of
 from tilewright.errors import TileError, UnsupportedError
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.choose import choose_tile
+from tilewright.ops.mmq.gpu import _on
 from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
 from tilewright.tiles.tile import Problem, Tile, m_bucket
 
@@ -203,10 +204,10 @@ def allocate_and_launch(
 ) -> torch.Tensor:
     """The last two steps, of valid operands with at least one slot and column."""
     y = torch.empty(*ids.shape, experts.N, dtype=x.dtype, device=x.device)
-    routes = Routes(ids.reshape(-1).contiguous(), experts.E)
-    launch_products(
-        x.detach(), experts, routes, y.view(-1, experts.N), tile, share=ids.shape[1]
-    )  # fmt: skip
+    with _on(x.device):
+        routes = Routes(ids.reshape(-1).contiguous(), experts.E)
+        launch_products(x.detach(), experts, routes, y.view(-1, experts.N), tile,
+                        share=ids.shape[1])  # fmt: skip
     return y
 
 
@@ -248,24 +249,25 @@ def gpu_moe_mlp(
     slots, (count, hidden, inner) = ids.numel(), _shape(down)
     if slots == 0 or hidden == 0:
         return x.new_zeros(tokens, hidden)
-    x = x.detach()
-    act = ACTIVATIONS[activation]
-    routes = Routes(ids.reshape(-1).contiguous(), count)
-    first = [tile_for(x, part, slots, tiles[0]) for part in parts]
-    if len(parts) == 1:
-        h = torch.empty(slots, inner, dtype=x.dtype, device=x.device)
-        launch_products(x, parts[0], routes, h, first[0], share=choices, act=act)
-    else:
-        gate = torch.empty(slots, inner, device=x.device)
-        up = torch.empty(slots, inner, device=x.device)
-        for part, half, tile in zip(parts, (gate, up), first, strict=True):
-            launch_products(x, part, routes, half, tile, share=choices)
-        h = _activated(gate, up, act).to(x.dtype)
-    y = torch.empty(slots, hidden, device=x.device)
-    launch_products(h, down, routes, y, tile_for(h, down, slots, tiles[1]), share=1)
-    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
-    launch_combine(y, weights.detach(), out, fault)
-    return out
+    with _on(x.device):
+        x = x.detach()
+        act = ACTIVATIONS[activation]
+        routes = Routes(ids.reshape(-1).contiguous(), count)
+        first = [tile_for(x, part, slots, tiles[0]) for part in parts]
+        if len(parts) == 1:
+            h = torch.empty(slots, inner, dtype=x.dtype, device=x.device)
+            launch_products(x, parts[0], routes, h, first[0], share=choices, act=act)
+        else:
+            gate = torch.empty(slots, inner, device=x.device)
+            up = torch.empty(slots, inner, device=x.device)
+            for part, half, tile in zip(parts, (gate, up), first, strict=True):
+                launch_products(x, part, routes, half, tile, share=choices)
+            h = _activated(gate, up, act).to(x.dtype)
+        y = torch.empty(slots, hidden, device=x.device)
+        launch_products(h, down, routes, y, tile_for(h, down, slots, tiles[1]), share=1)
+        out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+        launch_combine(y, weights.detach(), out, fault)
+        return out
 
 
 def _activated(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
