@@ -97,7 +97,7 @@ PROBLEM = Problem("mmq", "sm_90", "float16", "Q4_K", "float", 4096, 4096, 4096, 
         ({"act_dtype": "bfloat16", "arch": "sm_80"}, True),
         ({"M": 512}, False),
         ({"act_dtype": "float32"}, False),
-        ({"activations": "int8"}, False),
+        ({"activations": "int8"}, True),  # allowed, and not the faster way
         ({"arch": "gfx942"}, False),
         ({"arch": INTERPRETER}, False),
     ],
@@ -116,7 +116,6 @@ def test_by_default_it_serves_many_rows_on_nvidia(changes: dict, served: bool) -
     ("changes", "fields", "rule"),
     [
         ({"act_dtype": "float32"}, {}, "weights of 16 bits"),
-        ({"activations": "int8"}, {}, "activations as they are"),
         ({"M": 32}, {}, "many rows"),
         ({}, {"block_n": 64, "block_k": 256}, "registers"),
     ],

@@ -187,7 +187,6 @@ PROBLEM = Case("mmq", "Q4_K", "float16", 512, 4096, 14336).problem("sm_90")
     [
         ({}, {"arch": "sm_80"}, "sm_90"),
         ({}, {"act_dtype": "float32"}, "16-bit activations"),
-        ({}, {"activations": "int8"}, "16-bit activations"),
         ({}, {"weight_type": "Q5_0", "K": 1056}, "whole words a row"),
         ({"block_m": 256, "block_n": 64}, {}, ""),
         ({"block_m": 256, "num_stages": 6}, {}, "shared memory"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops import cross
 from tilewright.ops.catalog import spec_for
 from tilewright.ops.mmq import gpu
+from tilewright.ops.mmq.triton_space import TRITON_SPACE
 from tilewright.ops.w4a16.gpu import Kernel
 from tilewright.ops.workspace import NO_WORKSPACE
-from tilewright.tiles.tile import Tile
+from tilewright.tiles.tile import Problem, Tile
 
 SPEC = spec_for("mmq", INTERPRETER)
 WEIGHT = GpuBlocks(
@@ -89,3 +91,16 @@ def test_sources_name_all_that_kernels_are_made_of():
         if re.search(r"@(triton|gluon)\.jit|_either\(", text_of(found))
     } - set(SPEC.sources)
     assert not missing
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 512, 4096])
+@pytest.mark.parametrize("weight_type", ["Q4_0", "Q6_K"])
+def test_leave_to_round_x_costs_nothing_where_it_is_no_help(weight_type, m):
+    """On sm_90, where kernels that do not round x are the faster ones, both get the same tile."""
+    asked = Problem("mmq", "sm_90", "float16", weight_type, "int8", m, 4096, 14336, 0)
+    tile = TRITON_SPACE.default(asked)
+    TRITON_SPACE.check(tile, asked)
+    assert tile == TRITON_SPACE.default(replace(asked, activations="float"))
+    assert tile.algorithm in ("gemv", "hopper", "dense")
+    elsewhere = TRITON_SPACE.default(replace(asked, arch="sm_80"))
+    assert (elsewhere.algorithm == "int8") == (m > 16)

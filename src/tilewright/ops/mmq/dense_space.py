@@ -34,10 +34,6 @@ def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
     return problem.act_dtype != "float32"
 
 
-def _as_they_are(tile: Tile, problem: Problem) -> bool:
-    return problem.activations == "float"
-
-
 def _many_rows(tile: Tile, problem: Problem) -> bool:
     return bool(problem.M >= _FEWEST_ROWS)
 
@@ -52,7 +48,6 @@ _RULES = (
         "the scratch holds weights of 16 bits, and a library may round float32 operands to fewer",
         _sixteen_bits,
     ),
-    Rule("activations as they are", "x is multiplied as it is, never in 8 bits", _as_they_are),
     Rule(
         "many rows",
         "a weight is written and read again before it is used: with fewer than 64 rows of x that "
@@ -88,7 +83,7 @@ def _tile(**changes: Any) -> Tile:
 def default(problem: Problem) -> Tile | None:
     """The tile of a problem of 16 bits with so many rows that it pays on NVIDIA GPUs; else None."""
     pays = problem.M >= _PAYS_FROM and problem.arch.startswith("sm_")
-    if not pays or problem.act_dtype == "float32" or problem.activations != "float":
+    if not pays or problem.act_dtype == "float32":
         return None
     # Measured on an H200: types with a scale for every 16 columns do better with fewer rows.
     return _tile(block_n=16 if BLOCK_FORMS[problem.weight_type].sub == 16 else 32)

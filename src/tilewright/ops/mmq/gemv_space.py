@@ -112,10 +112,7 @@ def _tile(
 
 def _measured(problem: Problem) -> bool:
     """Whether one GPU has shown that "gemv" is the right choice for such products."""
-    return (
-        problem.arch == "sm_90" and problem.M <= 16 and problem.activations == "float"
-        and problem.act_dtype != "float32"
-    )  # fmt: skip
+    return problem.arch == "sm_90" and problem.M <= 16 and problem.act_dtype != "float32"
 
 
 def default(problem: Problem) -> Tile | None:

@@ -63,7 +63,7 @@ def _hopper(tile: Tile, problem: Problem) -> bool:
 
 
 def _sixteen_bits(tile: Tile, problem: Problem) -> bool:
-    return problem.act_dtype in ("float16", "bfloat16") and problem.activations == "float"
+    return problem.act_dtype in ("float16", "bfloat16")
 
 
 def _whole_rows(tile: Tile, problem: Problem) -> bool:
@@ -96,8 +96,7 @@ _RULES = (
     Rule("sm_90", "wgmma and the tensor memory accelerator are of compute capability 9.0", _hopper),
     Rule(
         "16-bit activations",
-        "wgmma multiplies the weights as float16 or bfloat16, as the activations are, which are "
-        "multiplied as they are",
+        "wgmma multiplies the weights as float16 or bfloat16, as the activations are",
         _sixteen_bits,
     ),
     Rule(
