@@ -10,7 +10,9 @@ once and to write and read it again is little beside its products: for 4096 rows
 weights in memory stay packed; the scratch holds one slab, which the last-level cache can keep.
 
 Weights are rounded once to the dtype of x, as in `triton_gemm`, whose device functions do it. K is
-a multiple of 32, or of 256. What the library sums, it sums in float32.
+a multiple of 32, or of 256. The library sums in float32; sums of shares of K it may round to the
+dtype of x before it adds them, as in torch's own products, unless `torch.backends.cuda.matmul`
+forbids that (`allow_fp16_reduced_precision_reduction` and its like for bfloat16).
 
 FAULT plants one of the errors of `dense_space` for the gate to find. It is "" in every tile of the
 space, and the compiler then sees none of it.
@@ -111,7 +113,7 @@ def launch_dense(
     Args:
         x: [M, K] float16 or bfloat16, M >= 1, any strides.
         weight: on the device of x.
-        bias: [N] of any floating dtype, contiguous.
+        bias: [N] of any floating dtype, contiguous; rounded to that of x, as the library asks.
         y: [M, N] of the dtype of x, rows contiguous.
         tile: "dense" of `triton_space.TRITON_SPACE`, or a planted one.
         workspace: `partials` of what `workspace_dense` says; any content.

@@ -31,7 +31,8 @@ def mmq_gemm(
         x: [..., K] float32, float16 or bfloat16, any strides.
         weight: the blocks of W [N, K], from `tilewright.layout.blocks.pack_blocks_for`, or on the
             CPU from `tilewright.layout.cpu.pack_blocks`.
-        bias: [N] floating point, added in float32 before the result is cast; or None.
+        bias: [N] floating point, added in float32 before the result is cast; or None. "dense" tiles
+            of a GPU round it to x's dtype first.
         activations: "float" multiplies x as it is (weight-only). "int8" allows x to be rounded to 8
             bits per 32 values, which is less exact, where there are rows enough and that is the
             faster way; a row with an Inf or a NaN in it becomes NaN then.
