@@ -16,8 +16,8 @@ products in flight: the dequantization of a step runs under the products of the 
 product is transposed, so acc is [BN, BM]: BN rows of the weight, BM rows of x.
 
 Fields of a tile ("hopper")
-    block_n     64 (4 warps multiply), 128 or 256 (8 warps): rows of the weight
-    block_m     16 to 256, a power of two: rows of x; at most 32768 / block_n
+    block_n     64 (4 warps multiply) or 128 (8 warps): rows of the weight
+    block_m     16 to 256, a power of two: rows of x
     num_stages  steps of 64 columns of x in flight, from 3 on
     w_stages    steps of 128 columns of the weight in flight, from 2 on
     split_k     shares of K, for few tiles: float32 sums of a share go to the workspace, and the
@@ -476,7 +476,7 @@ def launch_mmq_hopper(
     _mmq_hopper_kernel[(min(target_units(x.device), pieces),)](
         x_desc, low, high, scales, scales if minimums is None else minimums,
         scales if subs is None else subs, out, scales if bias is None else bias, partials,
-        counters,         m, n, k // form.sub, -(-k // STEP),
+        counters, m, n, k // form.sub, -(-k // STEP),
         scales.stride(1), 0 if minimums is None else minimums.stride(1),
         0 if subs is None else subs.stride(1),
         LOW=form.low.bits, HIGH=form.high_bits, CODES=form.codes, OFFSET=form.offset,
