@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -89,7 +90,16 @@ def test_other_seeds_and_dtypes_see_the_plain_faults(seed: int, dtype: str) -> N
 
 
 def test_the_fault_that_opens_after_timing_needs_the_tile() -> None:
-    """Results of the very buffers timed are right; the next x is what it is wrong for."""
+    """Results of the very buffers timed are right; the next x is what it is wrong for.
+
+    In a thread of its own, as the gate does it: the fault remembers addresses, by thread, and those
+    of another test's buffers may come again.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_warm_up_and_recheck).result()
+
+
+def _warm_up_and_recheck() -> None:
     spec = SPECS["mmq"]
     wrong = next(p for p in planted(spec) if p.name == "warmed-up")
     case = next(c for c in wrong.cases if c.weight_type == "Q4_1")
@@ -109,10 +119,10 @@ def right_cases() -> list[tuple[OpSpec, Case]]:
     for spec in SPECS.values():
         for weight_type in spec.weight_types:
             for path in ("float", "int8"):
-                if spec.name == "moe":  # whose products are those of experts
+                if spec.name not in ("mmq", "w4a16"):  # experts, scans: shapes of their own
                     kind = (weight_type, path)
                     own = [c for c in spec.cases if (c.weight_type, c.activations) == kind and c.M]
-                    found += [(spec, own[0]), (spec, own[-1])]
+                    found += [(spec, c) for c in (*own[:1], *own[-1:])]
                     continue
                 k = 768 if spec.name == "mmq" else 576
                 group = 0 if spec.name == "mmq" else 64

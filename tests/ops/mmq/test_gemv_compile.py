@@ -35,7 +35,7 @@ JOBS: dict[str, dict[str, Any]] = {
     **{f"sm_90 {name} alone": job("sm_90", name, units=2, ahead=0) for name in ("Q5_K", "Q8_0")},
     "sm_90 Q4_K bfloat16": job("sm_90", "Q4_K", "bfloat16"),
     "sm_90 Q6_K bfloat16": job("sm_90", "Q6_K", "bfloat16", ahead=0),
-    "sm_90 Q4_0 16 rows": job("sm_90", "Q4_0", block_m=16, split_k=2),
+    "sm_90 Q4_0 16 rows": job("sm_90", "Q4_0", block_m=16, num_warps=8, split_k=2),
     "sm_90 Q4_K float32": job("sm_90", "Q4_K", "float32", block_m=1, block_n=8, units=1),
     "gfx1151 Q4_K": job("gfx1151", "Q4_K", block_m=16, units=1, ahead=0),
     "gfx942 Q6_K": job("gfx942", "Q6_K", block_m=16),

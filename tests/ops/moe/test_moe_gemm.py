@@ -185,7 +185,7 @@ X, IDS = torch.zeros(3, 64), torch.zeros(3, 2, dtype=torch.int64)
     [
         ({"x": [1.0]}, TypeError, "x is list; pass a torch.Tensor"),
         ({"x": X.double()}, UnsupportedError, "x has dtype torch.float64; it must be float32"),
-        ({"x": X.to("meta")}, UnsupportedError, "x is on meta; this version runs experts on the"),
+        ({"x": X.to("meta")}, UnsupportedError, "x is on meta, the experts are packed for the CPU"),
         ({"x": X[:, :32]}, ValueError, r"x has shape \[3, 32\]; it must be \[T, K=64\]"),
         ({"x": X[None]}, ValueError, r"x has shape \[1, 3, 64\]; it must be \[T, K=64\]"),
         ({"experts": torch.zeros(4, 2, 64)}, TypeError, "experts is Tensor; pass PackedExperts"),

@@ -68,7 +68,7 @@ def test_the_interpreter_runs_the_same_op_on_words() -> None:
 
 
 def test_ops_by_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(specs_on("sm_90")) == {"w4a16", "mmq"}
+    assert set(specs_on("sm_90")) == {"w4a16", "mmq", "moe", "ssd", "conv1d"}
     assert set(specs_on("cpu-avx2")) == set(SPECS)
     assert load_spec("w4a16@interpreter").space().name == "w4a16/triton"  # type: ignore[misc]
     assert spec_for("w4a16", "sm_90").space().name == "w4a16/hopper"  # type: ignore[misc]
