@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="triton is not installed: pip install 'tilewright[triton]'")
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
+    )
+
+import triton_interpreter  # noqa: E402, F401  before any other import of triton
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 pytestmark = pytest.mark.skipif(
