@@ -18,7 +18,7 @@ if importlib.util.find_spec("triton") is None:
         "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
     )
 
-import triton_interpreter  # noqa: E402, F401  before any other import of triton
+import triton_interpreter  # noqa: F401  before any other import of triton
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 pytestmark = pytest.mark.skipif(
