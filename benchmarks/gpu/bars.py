@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Bar", "bars_of", "bars_text", "floor_us", "median_us", "ratio"]
+__all__ = [
+    "Bar", "bar_of", "bars_of", "bars_text", "finite", "floor_us", "median_us", "ratio",
+    "show_times",
+]  # fmt: skip
 
 BANDWIDTH = 4.3e12  # bytes a second that a copy reaches on an H200, reads and writes counted
 _ERRORS = {"float16": 3e-4, "bfloat16": 2.5e-3}
@@ -183,3 +186,37 @@ def bars_text(bars: Sequence[Bar]) -> str:
             f"{bar.worst:.3f} ({bar.worst_case}); at least {bar.least}{floor}"
         )
     return "\n".join(lines)
+
+
+def bar_of(
+    name: str, found: dict[str, float], least: float, floor: float | None = None, most: bool = False
+) -> Bar:
+    """The bar of what was found, by case; without a figure where nothing was."""
+    if not found:
+        return Bar(name, least, None, None, "", floor, {}, most)
+    worst = (max if most else min)(found, key=lambda case: found[case])
+    logs = [math.log(v) if v > 0 else -math.inf for v in found.values()]
+    return Bar(
+        name, least, math.exp(sum(logs) / len(logs)), found[worst], worst, floor, found, most
+    )
+
+
+def show_times(record: dict[str, Any]) -> None:
+    """Print a case: every arm's kernel, times and error, and what failed."""
+    cells = []
+    for arm, row in record["arms"].items():
+        times = [f"{cache} {us:.1f}" for cache in ("cold", "rotating")
+                 if (us := median_us(record, cache, arm)) is not None]  # fmt: skip
+        algorithm = row.get("tile", "").partition("(")[0]
+        cells.append(f"{arm} {algorithm} {' '.join(times)} ({row.get('error', math.nan):.1e})")
+    cells += [f"{arm} FAILED: {why[:80]}" for arm, why in record["failed"].items()]
+    print(f"{record['id']}: {' | '.join(cells)}", flush=True)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinities: they become null."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
-from bars import Bar, bars_text, median_us, ratio  # noqa: E402
+from bars import Bar, bar_of, bars_text, finite, median_us, ratio, show_times  # noqa: E402
 from device import describe, versions  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
@@ -368,48 +368,16 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
     }
     errors |= {r["id"]: math.inf for r in records if "tilewright" in r["failed"]}
     return [
-        _bar("512 rows: 3 times llama.cpp, Q6_K 2.5 times", over_llama(512, prefill), 1.0, 1.0),
-        _bar("512 rows over cuBLAS fp16", over_cublas(rows(512)), 0.7, 0.7),
-        _bar("2048 and 4096 rows over cuBLAS fp16", over_cublas(rows(2048) + rows(4096)), 0.8),
+        bar_of("512 rows: 3 times llama.cpp, Q6_K 2.5 times", over_llama(512, prefill), 1.0, 1.0),
+        bar_of("512 rows over cuBLAS fp16", over_cublas(rows(512)), 0.7, 0.7),
+        bar_of("2048 and 4096 rows over cuBLAS fp16", over_cublas(rows(2048) + rows(4096)), 0.8),
         *(
-            _bar(f"M={m}: 1.1 times llama.cpp", over_llama(m, dict.fromkeys(LLAMA_CPP, 1.1)), 1.0,
+            bar_of(f"M={m}: 1.1 times llama.cpp", over_llama(m, dict.fromkeys(LLAMA_CPP, 1.1)), 1.0,
                  1.0)
             for m in (1, 8)
         ),
-        _bar("relative error float16", errors, _ERROR, most=True),
+        bar_of("relative error float16", errors, _ERROR, most=True),
     ]  # fmt: skip
-
-
-def _bar(
-    name: str, found: dict[str, float], least: float, floor: float | None = None, most: bool = False
-) -> Bar:
-    if not found:
-        return Bar(name, least, None, None, "", floor, {}, most)
-    worst = (max if most else min)(found, key=lambda case: found[case])
-    logs = [math.log(v) if v > 0 else -math.inf for v in found.values()]
-    return Bar(
-        name, least, math.exp(sum(logs) / len(logs)), found[worst], worst, floor, found, most
-    )
-
-
-def show(record: dict[str, Any]) -> None:
-    cells = []
-    for arm, row in record["arms"].items():
-        times = [f"{cache} {us:.1f}" for cache in ("cold", "rotating")
-                 if (us := median_us(record, cache, arm)) is not None]  # fmt: skip
-        algorithm = row.get("tile", "").partition("(")[0]
-        cells.append(f"{arm} {algorithm} {' '.join(times)} ({row.get('error', math.nan):.1e})")
-    cells += [f"{arm} FAILED: {why[:80]}" for arm, why in record["failed"].items()]
-    print(f"{record['id']}: {' | '.join(cells)}", flush=True)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinities: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main(words: list[str] | None = None) -> int:
@@ -444,8 +412,8 @@ def main(words: list[str] | None = None) -> int:
         assert weight is not None
         tiles = tiles_of(case, arch, args.tiles)
         record = measure(case, weight, tiles, broken, args, clock, probe)
-        show(record)
-        records.append(_finite(record))
+        show_times(record)
+        records.append(finite(record))
         seconds = round(time.monotonic() - started, 1)
         path = write(result_of(whole, args, records, seconds), args.name, args.out)
     if path is None:
@@ -475,7 +443,7 @@ def result_of(
         "llama_cpp_us": {
             name: {str(m): us for m, us in row.items()} for name, row in LLAMA_CPP.items()
         },
-        "bars": [_finite(bar.to_dict()) for bar in bars_of(records)],
+        "bars": [finite(bar.to_dict()) for bar in bars_of(records)],
         "cases": records,
         "seconds": seconds,
     }

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
-from bars import Bar, bars_text, median_us, ratio  # noqa: E402
+from bars import Bar, bar_of, bars_text, finite, median_us, ratio, show_times  # noqa: E402
 from device import describe, versions  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
@@ -422,46 +422,14 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
     # What could not even be run missed the bar too; tiles of --tile may be refused.
     errors |= {f"{r['id']} tilewright": math.inf for r in records if "tilewright" in r["failed"]}
     return [
-        *(_bar(f"{t} tokens: 4 times llama.cpp", dict(over_llama(t, "cold")), 4.0, 4.0)
+        *(bar_of(f"{t} tokens: 4 times llama.cpp", dict(over_llama(t, "cold")), 4.0, 4.0)
           for t in (128, 512)),
-        *(_bar(f"{t} tokens: never behind llama.cpp", dict(over_llama(t, "rotating")), 1.0, 1.0)
+        *(bar_of(f"{t} tokens: never behind llama.cpp", dict(over_llama(t, "rotating")), 1.0, 1.0)
           for t in (1, 8)),
-        _bar("over cuBLAS, a launch an expert",
+        bar_of("over cuBLAS, a launch an expert",
              {case: value for case, value in faster.items() if value is not None}, 1.0),
-        _bar("relative error, in units of 3e-4 (layers: 1e-3)", errors, 1.0, most=True),
+        bar_of("relative error, in units of 3e-4 (layers: 1e-3)", errors, 1.0, most=True),
     ]  # fmt: skip
-
-
-def _bar(
-    name: str, found: dict[str, float], least: float, floor: float | None = None, most: bool = False
-) -> Bar:
-    if not found:
-        return Bar(name, least, None, None, "", floor, {}, most)
-    worst = (max if most else min)(found, key=lambda case: found[case])
-    logs = [math.log(v) if v > 0 else -math.inf for v in found.values()]
-    return Bar(
-        name, least, math.exp(sum(logs) / len(logs)), found[worst], worst, floor, found, most
-    )
-
-
-def show(record: dict[str, Any]) -> None:
-    cells = []
-    for arm, row in record["arms"].items():
-        times = [f"{cache} {us:.1f}" for cache in ("cold", "rotating")
-                 if (us := median_us(record, cache, arm)) is not None]  # fmt: skip
-        algorithm = row.get("tile", "").partition("(")[0]
-        cells.append(f"{arm} {algorithm} {' '.join(times)} ({row.get('error', math.nan):.1e})")
-    cells += [f"{arm} FAILED: {why[:80]}" for arm, why in record["failed"].items()]
-    print(f"{record['id']}: {' | '.join(cells)}", flush=True)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinities: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main(words: list[str] | None = None) -> int:
@@ -487,8 +455,8 @@ def main(words: list[str] | None = None) -> int:
             torch.cuda.empty_cache()
             layer = Layer(case.type_name, args.seed)
         record = measure(case, layer, args, clock, probe)
-        show(record)
-        records.append(_finite(record))
+        show_times(record)
+        records.append(finite(record))
         keep(records, args, time.monotonic() - started)
     if not records:
         print("error: no case was measured", file=sys.stderr)
@@ -508,7 +476,7 @@ def keep(records: list[dict[str, Any]], args: argparse.Namespace, seconds: float
                      "tiles": {**_TILES, **args.tiles}, "experts": EXPERTS, "used": USED,
                      "inner": INNER, "hidden": HIDDEN, "experts_repeat_after": _PERIOD},
         "llama_cpp_us": {str(t): us for t, us in LLAMA_CPP.items()},
-        "bars": [_finite(bar.to_dict()) for bar in bars_of(records)], "cases": records,
+        "bars": [finite(bar.to_dict()) for bar in bars_of(records)], "cases": records,
         "seconds": round(seconds, 1),
     }  # fmt: skip
     return write(result, args.name, args.out)

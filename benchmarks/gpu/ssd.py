@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
-from bars import BANDWIDTH, Bar, bars_text, median_us, ratio  # noqa: E402
+from bars import BANDWIDTH, Bar, bars_text, finite, median_us, ratio  # noqa: E402
 from device import describe, versions  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
@@ -420,15 +420,6 @@ def compile_all(cases: list[Case], options: argparse.Namespace) -> None:
         pool.map(compile_for, list(jobs.values()), chunksize=1)
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinities: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _kept(
     records: list[dict[str, Any]], options: argparse.Namespace, started: float
 ) -> tuple[Path, list[Bar]]:
@@ -443,7 +434,7 @@ def _kept(
                      "seed": options.seed, "tiles": options.tiles},
         "mamba_ssm_us": {name: {str(m): us for m, us in row.items()}
                          for name, row in MAMBA_SSM.items()},
-        "bars": [_finite(bar.to_dict()) for bar in bars], "cases": _finite(records),
+        "bars": [finite(bar.to_dict()) for bar in bars], "cases": finite(records),
         "seconds": round(time.monotonic() - started, 1),
     }  # fmt: skip
     return write(result, options.name, options.out), bars
