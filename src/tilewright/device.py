@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INTERPRETER", "Device", "arch_of", "cpu_device", "kind_of"]
+__all__ = ["INTERPRETER", "Device", "arch_of", "cpu_device", "kind_of", "launching_on"]
 
 INTERPRETER = "interpreter"
 """Arch of Triton's interpreter, which runs kernels for GPUs on the CPU, one after the other."""
@@ -102,3 +103,15 @@ def kind_of(arch: str) -> str:
     if arch == INTERPRETER:
         return INTERPRETER
     return "cpu" if arch.startswith("cpu") else "cuda"
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make `device` torch's current GPU, which Triton launches on, while the block runs.
+
+    Nothing to do, and next to no time, if it is already or is no GPU.
+    """
+    import torch
+
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tilewright.device import launching_on
 from tilewright.errors import UnsupportedError
 from tilewright.model.join import products_of
 from tilewright.model.placement import device_of
@@ -184,13 +185,14 @@ class GraphDecoder:
         # Every step waits for the device at its end, so this memory is free again.
         self._host[0], self._host[1] = token_id, self._position
         self._state.copy_(self._host, non_blocking=True)
-        if self._graph is None and self.why_eager is None:
-            self._capture()
-        if self._graph is None:
-            logits = self._token()
-        else:
-            self._graph.replay()
-            logits = self._captured
+        with launching_on(self._device):
+            if self._graph is None and self.why_eager is None:
+                self._capture()
+            if self._graph is None:
+                logits = self._token()
+            else:
+                self._graph.replay()
+                logits = self._captured
         self._position += 1
         return self._on_host(logits)
 
@@ -230,7 +232,7 @@ class GraphDecoder:
         for piece in ids.split(rows):
             left -= len(piece)
             self._state[1].fill_(self._position)
-            with self._attention_backends(len(piece)):
+            with launching_on(self._device), self._attention_backends(len(piece)):
                 kept.append(self._pass(piece, max(0, min(keep - left, len(piece)))))
             self._position += len(piece)
         return torch.cat(kept)

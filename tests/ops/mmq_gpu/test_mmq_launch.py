@@ -45,7 +45,7 @@ def asked(monkeypatch) -> list[object]:
 
     monkeypatch.setattr(cross, "_gpu_units", lambda device: 7)
     monkeypatch.setattr(gpu, "workspace", lambda *given: seen.append("workspace") or NO_WORKSPACE)
-    monkeypatch.setattr(gpu, "_on", on)
+    monkeypatch.setattr(gpu, "launching_on", on)
     monkeypatch.setattr(
         gpu, "kernel_of", lambda name: Kernel(lambda *given: seen.append("launch"), needs)
     )
@@ -58,18 +58,6 @@ def test_workspace_is_for_the_units_that_the_launcher_counts(asked):
     y = gpu.allocate_and_launch(x, WEIGHT, None, Tile.of("int8"))
     assert y.shape == (3, 8)
     assert asked == [("units", 7), "on", "workspace", "launch", "off"]
-
-
-def test_launches_where_the_operands_are(monkeypatch):
-    made = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: made.append(device))
-    for name in ("cpu", "cuda", "cuda:0"):
-        with gpu._on(torch.device(name)):
-            pass
-    assert not made
-    gpu._on(torch.device("cuda:1"))
-    assert made == [torch.device("cuda:1")]
 
 
 def test_tiles_of_the_vendors_library_depend_on_torch():

@@ -308,7 +308,7 @@ def test_launches_go_to_the_device_of_the_operands(monkeypatch):
     def outside(*given: Any, **more: Any) -> None:
         raise AssertionError("launched before the device was current")
 
-    monkeypatch.setattr(gpu, "_on", on)
+    monkeypatch.setattr(gpu, "launching_on", on)
     monkeypatch.setattr(gpu, "launch_products", outside)
     (gate, up, down), _ = layer("Q8_0")
     x, weights, ids = routed(2, torch.float32)

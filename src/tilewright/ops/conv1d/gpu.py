@@ -7,7 +7,7 @@ import importlib.util
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of
+from tilewright.device import INTERPRETER, arch_of, launching_on
 from tilewright.errors import UnsupportedError
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.conv1d.args import ConvArgs
@@ -44,7 +44,8 @@ def gpu_conv(args: ConvArgs, tile: Tile | None = None) -> None:
         TRITON_SPACE.check(tile, problem)
     from tilewright.ops.conv1d.triton_conv import launch_conv
 
-    launch_conv(args, tile)
+    with launching_on(args.x.device):
+        launch_conv(args, tile)
 
 
 def gpu_conv_step(
@@ -63,4 +64,5 @@ def gpu_conv_step(
     _check_triton("causal_conv1d_step")
     from tilewright.ops.conv1d.triton_conv import launch_conv_step
 
-    launch_conv_step(state, x, weight, bias, silu, y)
+    with launching_on(x.device):
+        launch_conv_step(state, x, weight, bias, silu, y)

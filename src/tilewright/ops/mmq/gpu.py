@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of
+from tilewright.device import INTERPRETER, arch_of, launching_on
 from tilewright.errors import UnsupportedError
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.choose import choose_tile
@@ -121,16 +120,9 @@ def allocate_and_launch(
     # Those of this very device, as launchers have it: GPUs of one arch may differ.
     units = target_units(x.device)
     needs = (0, 0) if kernel.needs is None else kernel.needs(tile, m, weight.N, weight.K, units)
-    with _on(x.device):
+    with launching_on(x.device):
         space = workspace(x.device, *needs)
         y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
         added = None if bias is None else bias.detach().contiguous()
         kernel.launch(x2, weight, added, y, tile, space)
     return y.reshape(*x.shape[:-1], weight.N)
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on torch's current device: make it `device`, if it is another one."""
-    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
-        return nullcontext()
-    return torch.cuda.device(device)

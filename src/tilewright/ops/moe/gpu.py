@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of
+from tilewright.device import INTERPRETER, arch_of, launching_on
 from tilewright.errors import TileError, UnsupportedError
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.choose import choose_tile
-from tilewright.ops.mmq.gpu import _on
 from tilewright.ops.moe.gpu_space import MOE_SPACE, default_tile
 from tilewright.tiles.tile import Problem, Tile, m_bucket
 
@@ -204,7 +203,7 @@ def allocate_and_launch(
 ) -> torch.Tensor:
     """The last two steps, of valid operands with at least one slot and column."""
     y = torch.empty(*ids.shape, experts.N, dtype=x.dtype, device=x.device)
-    with _on(x.device):
+    with launching_on(x.device):
         routes = Routes(ids.reshape(-1).contiguous(), experts.E)
         launch_products(x.detach(), experts, routes, y.view(-1, experts.N), tile,
                         share=ids.shape[1])  # fmt: skip
@@ -249,7 +248,7 @@ def gpu_moe_mlp(
     slots, (count, hidden, inner) = ids.numel(), _shape(down)
     if slots == 0 or hidden == 0:
         return x.new_zeros(tokens, hidden)
-    with _on(x.device):
+    with launching_on(x.device):
         x = x.detach()
         act = ACTIVATIONS[activation]
         routes = Routes(ids.reshape(-1).contiguous(), count)

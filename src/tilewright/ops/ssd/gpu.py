@@ -7,7 +7,7 @@ import importlib.util
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of
+from tilewright.device import INTERPRETER, arch_of, launching_on
 from tilewright.errors import TileError, UnsupportedError
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.ssd.args import ScanArgs, StepArgs
@@ -72,7 +72,8 @@ def allocate_and_launch(args: ScanArgs, tile: Tile) -> None:
     """The last two steps, of valid operands with at least one token."""
     from tilewright.ops.ssd.triton_scan import launch_scan, workspace_scan
 
-    launch_scan(args, tile, workspace(args.x.device, *workspace_scan(args, tile)))
+    with launching_on(args.x.device):
+        launch_scan(args, tile, workspace(args.x.device, *workspace_scan(args, tile)))
 
 
 def gpu_step(args: StepArgs) -> None:
@@ -84,4 +85,5 @@ def gpu_step(args: StepArgs) -> None:
     _check_triton("ssd_step")
     from tilewright.ops.ssd.triton_step import launch_step, step_tile
 
-    launch_step(args, step_tile(args.head_dim, args.d_state))
+    with launching_on(args.x.device):
+        launch_step(args, step_tile(args.head_dim, args.d_state))

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of
+from tilewright.device import INTERPRETER, arch_of, launching_on
 from tilewright.errors import UnsupportedError
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.choose import choose_tile
+from tilewright.ops.cross import target_units
 from tilewright.ops.space import TileSpace
-from tilewright.ops.workspace import NO_WORKSPACE, workspace
-from tilewright.tiles.local import local_units
+from tilewright.ops.workspace import workspace
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["Kernel", "allocate_and_launch", "gpu_gemm", "kernel_of", "space_of"]
@@ -158,13 +158,15 @@ def allocate_and_launch(
     if isinstance(weight, HopperW4):
         x2 = _aligned(x2)
     kernel = kernel_of(tile.algorithm)
-    space = NO_WORKSPACE
     m = x2.shape[0]
-    if kernel.needs is not None:
-        units = local_units(INTERPRETER if x.device.type == "cpu" else arch_of(x.device)) or 1
-        space = workspace(x.device, *kernel.needs(tile, m, weight.N, weight.K, units))
-    y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
-    kernel.launch(x2, weight, None if bias is None else bias.detach().contiguous(), y, tile, space)
+    # Those of this very device, as launchers have it: GPUs of one arch may differ.
+    units = target_units(x.device)
+    needs = (0, 0) if kernel.needs is None else kernel.needs(tile, m, weight.N, weight.K, units)
+    with launching_on(x.device):
+        space = workspace(x.device, *needs)
+        y = torch.empty(m, weight.N, dtype=x.dtype, device=x.device)
+        added = None if bias is None else bias.detach().contiguous()
+        kernel.launch(x2, weight, added, y, tile, space)
     return y.reshape(*x.shape[:-1], weight.N)
 
 
