@@ -2,8 +2,10 @@
 
     python benchmarks/gpu/tune_w4a16.py --budget 300 --out sm_90.json
 
-The problems are the fused products of Qwen3-8B and Llama-3-8B, and rows from 1 to 4096; a lookup
-takes a row for half and twice as many rows of x, and for N and K within a factor of 4. The tuner
+The problems are the fused products of Qwen3-8B and Llama-3-8B in groups of 128, two of them and
+the products of SmolLM2-135M in groups of 32, and rows from 1 to 4096. A lookup takes a row for half
+and twice as many rows of x, and for N and K within a factor of 4: those of Qwen3-4B, Qwen3-32B and
+Llama-3-70B lie within. The tuner
 goes through a list of tiles (`SHORTLIST`), every one that the rules allow for the problem: those
 that a sweep of the space has found at the top somewhere. It gates each in a process of its own,
 times it with cold caches in rounds with the tile in use, and changes a row only where one is
@@ -36,8 +38,13 @@ from tilewright.tune.rounds import Timing
 from tilewright.tune.tuner import Progress, Target, tune
 
 ARCH = "sm_90"
-SHAPES = ((24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096))
-ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096)
+SHAPES = {
+    128: ((24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096)),
+    32: ((24576, 4096), (4096, 12288), (960, 576), (576, 1536)),
+}
+"""N x K by group."""
+
+ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 4096)
 
 
 def _decode(block_m: int, block_n: int, warps_k: int, unroll: int, split_k: int, x: str) -> Tile:
@@ -83,22 +90,22 @@ SHORTLIST = (
 )
 
 
-def warm(job: tuple[Tile | Planted, str]) -> str:
+def warm(job: tuple[Tile | Planted, str, int]) -> str:
     """Compile what the gate of a tile runs: gate it on a small product, or on a planted tile's."""
-    tile, dtype = job
+    tile, dtype, group = job
     spec = spec_for("w4a16", ARCH)
     if isinstance(tile, Planted):
         return f"planted: {gate(spec.with_run(tile.run), tile.tile, tile.cases[:1])}"
-    case = Case("w4a16", "uint4", dtype, tile.block_m, 1024, 2048, 128)
+    case = Case("w4a16", "uint4", dtype, tile.block_m, 1024, 2048, group)
     return str(gate(spec, tile, [case]))
 
 
-def compiled(dtypes: list[str], processes: int, limit_s: float) -> None:
+def compiled(kinds: list[tuple[str, int]], processes: int, limit_s: float) -> None:
     """Fill Triton's cache, and print what the gate rejected."""
-    jobs: list[tuple[Tile | Planted, str]] = [
-        (tile, dtype) for dtype in dtypes for tile in (*HOPPER_SPACE.planted, *SHORTLIST)
-        if dtype == dtypes[0] or isinstance(tile, Tile)
-    ]  # fmt: skip
+    jobs: list[tuple[Tile | Planted, str, int]] = [
+        *((planted, *kinds[0]) for planted in HOPPER_SPACE.planted),
+        *((tile, dtype, group) for dtype, group in kinds for tile in SHORTLIST),
+    ]
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # of the processes to come: compilers are what keeps the cores busy
     began = time.perf_counter()
@@ -117,16 +124,16 @@ def compiled(dtypes: list[str], processes: int, limit_s: float) -> None:
     print(f"{passed} of {len(jobs)} passed on small products in {seconds:.0f} s", flush=True)
 
 
-def targets(dtypes: list[str], rows: list[int]) -> list[Target]:
-    """Every dtype, shape and number of rows; the first dtype gets twice the share."""
+def targets(kinds: list[tuple[str, int]], rows: list[int]) -> list[Target]:
+    """Every dtype and group, with its shapes and rows; the first kind gets twice the share."""
     return [
         Target(
-            Problem("w4a16", ARCH, dtype, "uint4", "float", m, n, k, 128),
-            2.0 if dtype == dtypes[0] else 1.0,
+            Problem("w4a16", ARCH, dtype, "uint4", "float", m, n, k, group),
+            2.0 if (dtype, group) == kinds[0] else 1.0,
         )
-        for dtype in dtypes
+        for dtype, group in kinds
         for m in rows
-        for n, k in SHAPES
+        for n, k in SHAPES[group]
     ]
 
 
@@ -137,17 +144,18 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of the tuner")
     parser.add_argument("--out", type=Path, default=Path("sm_90.json"), help="the table")
     parser.add_argument("--report", type=Path, help="the whole report, as JSON")
-    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--dtype", default="float16", help="one or more, with commas")
+    parser.add_argument("--group", default="128", help="one or more of 128, 32")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--only-warm", action="store_true", help="compile, and tune nothing")
     parser.add_argument("--no-warm", action="store_true", help="tune at once")
     parser.add_argument("--warm-limit", type=float, default=90.0, help="seconds")
     options = parser.parse_args()
-    dtypes = options.dtype.split(",")
+    kinds = [(d, int(g)) for g in options.group.split(",") for d in options.dtype.split(",")]
     began = time.perf_counter()
     if not options.no_warm:
-        compiled(dtypes, options.processes, options.warm_limit)
+        compiled(kinds, options.processes, options.warm_limit)
     if options.only_warm:
         return 0
 
@@ -157,7 +165,7 @@ def main() -> int:
 
     allowed = set(SHORTLIST)
     report = tune(
-        targets(dtypes, [int(m) for m in options.rows.split(",")]),
+        targets(kinds, [int(m) for m in options.rows.split(",")]),
         out=options.out,
         budget_s=options.budget,
         strategy="exhaustive",
@@ -174,9 +182,10 @@ def main() -> int:
     if options.report is not None:
         whole: dict[str, Any] = report.to_dict()
         options.report.write_text(json.dumps(whole, allow_nan=False))
-    for problem in report.problems:
-        print(problem.problem.act_dtype, problem.problem.M, problem.problem.N, problem.problem.K,
-              problem.status, problem.reason, f"{problem.seconds:.1f} s")  # fmt: skip
+    for found in report.problems:
+        of = found.problem
+        print(of.act_dtype, of.group, of.M, of.N, of.K, found.status, found.reason,
+              f"{found.seconds:.1f} s")  # fmt: skip
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
 
