@@ -45,6 +45,8 @@ SHAPES = {
 """N x K by group."""
 
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 4096)
+OTHER_ROWS = (1, 16, 64, 256, 1024, 4096)
+"""Of ROWS those that every dtype and group gets; `targets` says which gets all."""
 
 
 def _decode(block_m: int, block_n: int, warps_k: int, unroll: int, split_k: int, x: str) -> Tile:
@@ -125,16 +127,17 @@ def compiled(kinds: list[tuple[str, int]], processes: int, limit_s: float) -> No
 
 
 def targets(kinds: list[tuple[str, int]], rows: list[int]) -> list[Target]:
-    """Every dtype and group, with its shapes and rows; the first kind gets twice the share."""
-    return [
-        Target(
-            Problem("w4a16", ARCH, dtype, "uint4", "float", m, n, k, group),
-            2.0 if (dtype, group) == kinds[0] else 1.0,
-        )
-        for dtype, group in kinds
-        for m in rows
-        for n, k in SHAPES[group]
-    ]
+    """The shapes of each dtype and group; the first gets twice the share and all rows, the others
+    `OTHER_ROWS`, in turn, so that a budget that ends early leaves something of each."""
+    first, *others = kinds
+    found = [_target(first, shape, m, 2.0) for m in rows for shape in SHAPES[first[1]]]
+    for m in [m for m in rows if m in OTHER_ROWS]:
+        found += [_target(kind, shape, m, 1.0) for kind in others for shape in SHAPES[kind[1]]]
+    return found
+
+
+def _target(kind: tuple[str, int], shape: tuple[int, int], m: int, share: float) -> Target:
+    return Target(Problem("w4a16", ARCH, kind[0], "uint4", "float", m, *shape, kind[1]), share)
 
 
 def main() -> int:
