@@ -57,6 +57,27 @@ def test_many_packed_sequences_are_found_by_halving() -> None:
         assert torch.equal(args.final_states[i], tokens[-3:].T)
 
 
+def test_more_rows_than_a_grid_is_deep_are_convolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA ends a grid at 65535 but in its first dimension."""
+    from tilewright.ops.conv1d import triton_conv
+
+    grids: dict[str, tuple[int, ...]] = {}
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *_, **__: grids.setdefault(self.name, grid)
+
+    for name in ("_conv_kernel", "_state_kernel"):
+        monkeypatch.setattr(triton_conv, name, Recorder(name))
+    monkeypatch.setattr(triton_conv, "_check", lambda _: None)
+    x = torch.empty(70_000, 20, 40, device="meta")
+    triton_conv.launch_conv(conv_args(x, torch.empty(40, 4, device="meta")), tile(16, 32))
+    assert grids == {"_conv_kernel": (140_000, 2), "_state_kernel": (70_000, 2)}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("apart", [False, True], ids=["whole", "strided"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +148,58 @@ def test_nan_of_one_sequence_stays_there():
         assert torch.isfinite(args.y[:, 40:]).all()
         assert torch.isfinite(args.final_states[[0, 2]]).all()
         assert torch.isnan(args.y[:, 21]).any()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which multiplies the NaN
+@by_form
+def test_what_is_not_finite_goes_where_the_docstring_says(tile):
+    """Token 41, behind the middle of its chunk in every form: B and dt reach no token before it, x
+    one channel from its chunk's first token on."""
+    inputs = SPEC.make_inputs(case_of(16, 2, 1, 16, 60, "float16"), 0)
+    given = {"x": inputs.x, **{k: getattr(inputs.weight, k) for k in ("dt", "A", "B", "C")}}
+
+    def scanned(name: str = "", at: Any = (), value: float = 0.0) -> torch.Tensor:
+        changed = {k: v.clone() for k, v in given.items()}
+        if name:
+            changed[name][at] = value
+        args = scan_args(**changed, dt_softplus=True)
+        gpu_scan(args, None, tile.replace(block_p=16))
+        return args.y
+
+    clean = scanned()
+    for name in ("dt", "B"):
+        y = scanned(name, (slice(None), 41), float("nan"))
+        assert torch.equal(y[:, :41], clean[:, :41])
+        assert torch.isnan(y[:, 41:]).all()
+    y = scanned("x", (0, 41, 1, 5), float("inf"))
+    touched = torch.zeros_like(y, dtype=torch.bool)
+    touched[0, 41 - 41 % tile.chunk :, 1, 5] = True
+    assert torch.equal(y[~touched], clean[~touched])
+    assert not torch.isfinite(y[0, 41:, 1, 5]).any()
+
+
+@pytest.mark.parametrize("segments", [0, 3], ids=["chunks", "segments"])
+def test_more_sequences_than_a_grid_is_deep_are_passed(monkeypatch, segments):
+    """CUDA ends a grid at 65535 but in its first dimension."""
+    from tilewright.ops.ssd import triton_states
+
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *_, **__: grids.append(grid)
+
+    many, heads, p, n = 70_000, 4, 16, 96
+    empty = torch.empty(0, device="meta")
+    args = SimpleNamespace(
+        head_dim=p, d_state=n, heads=heads, sequences=many, length=2 * many, initial_states=None,
+        cu_seqlens=empty, final_states=empty,
+    )  # fmt: skip
+    monkeypatch.setattr(triton_states, "_pass_kernel", Recorder())
+    triton_states.launch_pass(args, empty, empty, empty, chunk=16, segments=segments)
+    ((first, *others),) = grids
+    assert max(others) <= 65_535
+    assert first * max(1, *others) == many * heads * 2  # 1536 numbers a head, 1024 a program
 
 
 @by_form

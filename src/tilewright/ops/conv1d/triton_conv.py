@@ -56,14 +56,16 @@ def _conv_kernel(
     INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_L tokens of BLOCK_D channels of one row of x."""
-    row = tl.program_id(2).to(tl.int64)
-    first = tl.program_id(0) * BLOCK_L
+    blocks = tl.cdiv(L, BLOCK_L)
+    row32 = tl.program_id(0) // blocks  # a grid's other dimensions end at 65535
+    row = row32.to(tl.int64)
+    first = tl.program_id(0) % blocks * BLOCK_L
     t = first + tl.arange(0, BLOCK_L)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     mask_t = t < L
     mask_d = d < D
     begin = tl.zeros_like(t)
-    sequence = begin + tl.program_id(2)
+    sequence = begin + row32
     if PACKED and FAULT != "no-reset":
         sequence = _sequence_of(t, cu_ptr, S, mask_t, SEARCH)
         begin = tl.load(cu_ptr + sequence, mask=mask_t, other=0)
@@ -190,9 +192,8 @@ def launch_conv(args: ConvArgs, tile: Tile, workspace: Any = None) -> None:
     initial = x if args.initial_states is None else args.initial_states
     places = x if args.cu_seqlens is None else args.cu_seqlens
     has_state = args.initial_states is not None
-    _conv_kernel[
-        (triton.cdiv(length, tile.block_l), triton.cdiv(channels, tile.block_d), args.batch)
-    ](
+    grid = (triton.cdiv(length, tile.block_l) * args.batch, triton.cdiv(channels, tile.block_d))
+    _conv_kernel[grid](
         x, args.weight, x if args.bias is None else args.bias, initial, places, args.y,
         length, channels, args.sequences, *x.stride(),
         W=args.width, BLOCK_L=tile.block_l, BLOCK_D=tile.block_d, HAS_BIAS=args.bias is not None,

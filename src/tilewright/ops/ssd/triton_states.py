@@ -148,8 +148,9 @@ def _pass_kernel(
 ):  # fmt: skip
     """BLOCK numbers of one head's state: what enters each chunk (SEGMENTS 0) or segment."""
     h = tl.program_id(1)
-    seq = tl.program_id(2)
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(SIZE, BLOCK)
+    seq = tl.program_id(0) // blocks  # a grid's other dimensions end at 65535
+    offs = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = offs < SIZE
     if SEGMENTS == 0:
         _, begin, end = extent(seq, cu_ptr, L, PACKED)
@@ -234,7 +235,7 @@ def launch_pass(
     may be `added` itself."""
     size, packed = args.head_dim * args.d_state, args.cu_seqlens is not None
     block = min(1024, triton.next_power_of_2(size))
-    grid = (triton.cdiv(size, block), args.heads, args.sequences)
+    grid = (triton.cdiv(size, block) * args.sequences, args.heads)
     _pass_kernel[grid](
         added, log, log if args.initial_states is None else args.initial_states,
         args.cu_seqlens if packed else log, enter, args.final_states,
