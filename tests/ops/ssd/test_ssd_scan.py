@@ -220,6 +220,35 @@ def test_no_drift_over_16384_tokens(dtype: torch.dtype, most: float) -> None:
     assert max(quarters) <= most
 
 
+@pytest.mark.parametrize("name", ["dt", "B", "C", "z"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_earlier_token_sees_what_is_not_finite(name: str, value: float) -> None:
+    """Token 37 of chunks of 16: the fifth of its chunk."""
+    given = {**drawn(), "z": drawn(seed=1)["x"]}
+    clean, _ = ssd_scan(**given, chunk=16, dt_softplus=True)
+    given[name] = given[name].clone()
+    given[name][:, 37] = value
+    y, _ = ssd_scan(**given, chunk=16, dt_softplus=True)
+    assert torch.equal(y[:, :37], clean[:, :37])
+    assert not torch.isfinite(y[:, 37]).all()
+
+
+def test_what_is_not_finite_in_x_stays_in_its_channel_and_behind_its_chunks_first_token() -> None:
+    given = drawn()
+    clean, kept = ssd_scan(**given, chunk=16, dt_softplus=True)
+    given["x"] = given["x"].clone()
+    given["x"][0, 37, 2, 5] = float("inf")
+    y, states = ssd_scan(**given, chunk=16, dt_softplus=True)
+    touched = torch.zeros_like(y, dtype=torch.bool)
+    touched[0, 32:, 2, 5] = True
+    assert torch.equal(y[~touched], clean[~touched])
+    assert not torch.isfinite(y[0, 37:, 2, 5]).any()
+    row = torch.zeros_like(kept, dtype=torch.bool)
+    row[0, 2, 5] = True
+    assert torch.equal(states[~row], kept[~row])
+    assert not torch.isfinite(states[row]).any()
+
+
 def test_a_compiled_model_sees_one_operation() -> None:
     given = drawn()
     tile = Tile.of("chunked", chunk=16)

@@ -7,7 +7,9 @@ A sequence is cut into chunks of `chunk` tokens. In a chunk, with c_t the sum of
     S_out = exp(c_last) S + sum_s exp(c_last - c_s) dt_s x_s B_s^T
 
 Differences are at most 0 where they are used; they are clamped before exp, so that no infinity
-arises where they are not. Heads of a group share one product C B^T and one product with B.
+arises where they are not. What stands before x is cleared for s > t last of all, so that an Inf or
+NaN in dt or B reaches no earlier token; one in x does, since the product multiplies it by zero.
+Heads of a group share one product C B^T and one product with B.
 
 Shapes: q tokens, b sequences, G groups of H/G heads, P the head's dimension, N the state's.
 """
@@ -113,21 +115,27 @@ def _chunk(
 
     steps = discretized(args.dt[rows, part], args.dt_bias, args.dt_softplus, args.dt_limit)
     sums = split(torch.cumsum(steps * args.A, dim=1).transpose(1, 2))  # [b, G, H/G, q]
-    x = split((args.x[rows, part].to(torch.float32) * steps[..., None]).transpose(1, 2))
+    x = split(args.x[rows, part].to(torch.float32).transpose(1, 2))
+    steps = split(steps.transpose(1, 2))
     B, C = (m[rows, part].to(torch.float32).transpose(1, 2) for m in (args.B, args.C))
     state = split(state)  # [b, G, H/G, P, N]
     b, _, per_group, p, n = state.shape
     q = sums.shape[-1]
 
     shared = torch.matmul(C, B.transpose(-1, -2))[:, :, None]  # [b, G, 1, q, q]
-    y = torch.matmul(_decays(sums, fault).mul_(shared), x)  # [b, G, H/G, q, P]
+    weights = _decays(sums, fault).mul_(shared).mul_(steps[..., None, :])
+    if fault != "no-clamp":
+        weights.tril_()
+    y = torch.matmul(weights, x)  # [b, G, H/G, q, P]
 
     flat = state.reshape(b, groups, per_group * p, n)
     carried = torch.matmul(C, flat.transpose(-1, -2)).unflatten(-1, (per_group, p))
     y.addcmul_(torch.exp(sums)[..., None], carried.transpose(2, 3))
 
     to_end = torch.exp((sums[..., -1:] - sums).clamp_(max=0.0))
-    late = (x * to_end[..., None]).transpose(-1, -2).reshape(b, groups, per_group * p, q)
+    late = (
+        (x * to_end.mul_(steps)[..., None]).transpose(-1, -2).reshape(b, groups, per_group * p, q)
+    )
     added = torch.matmul(late, B).view(b, groups, per_group, p, n)
     leaving = torch.addcmul(added, torch.exp(sums[..., -1])[..., None, None], state)
 
@@ -140,9 +148,9 @@ def _chunk(
 
 
 def _decays(sums: torch.Tensor, fault: str) -> torch.Tensor:
-    """exp(c_t - c_s) for s <= t, else 0: [..., q, q] of [..., q]."""
+    """exp(c_t - c_s) for s <= t, else at most 1: [..., q, q] of [..., q]."""
     differences = sums[..., :, None] - sums[..., None, :]
     if fault == "no-clamp":
         q = sums.shape[-1]
         return differences.exp_().mul_(torch.ones(q, q).tril_())
-    return differences.clamp_(max=0.0).exp_().tril_()
+    return differences.clamp_(max=0.0).exp_()

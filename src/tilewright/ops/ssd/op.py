@@ -74,6 +74,10 @@ def ssd_scan(
         y [b, L, H, P] of x's dtype, and the leaving states [S, H, P, N] float32. States, sums and
         cumulative sums are float32.
 
+        An Inf or NaN in dt, B, C or z reaches no token before its own. One in x reaches its
+        channel from the first token of its chunk on: a chunk is one product, and zero times Inf
+        is NaN; no other channel and no other head. Nothing reaches another sequence.
+
     Raises:
         ValueError, TypeError: a wrong shape, device or argument.
         UnsupportedError: a dtype, head dimension or state dimension no kernel serves.
