@@ -18,7 +18,7 @@ from tilewright.measure import judge
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.ladder_file import Ladder, read_ladder, stack
 
-__all__ = ["CONTROL", "judged_pairs", "read_ladder", "stacks_of", "tile_of"]
+__all__ = ["CONTROL", "judged_against", "judged_pairs", "read_ladder", "stacks_of", "tile_of"]
 
 CONTROL = "control: "
 """What names of the control's arms begin with."""
@@ -83,4 +83,24 @@ def judged_pairs(
                 rows.append(
                     {"a": a, "b": name, **vars(judgement), "verdict": judgement.verdict.value}
                 )
+    return rows
+
+
+def judged_against(
+    blocks: Sequence[Mapping[str, Any]], names: Sequence[str], baseline: str
+) -> list[dict[str, Any]]:
+    """The baseline against each arm, from common blocks: a ratio above 1 is the baseline faster.
+
+    Args:
+        blocks, baseline: as of `judged_pairs`.
+        names: the arms.
+    """
+    us = {name: np.array([block["us"][name] for block in blocks]) for name in (*names, "control")}
+    ours = np.array([block["us"][baseline] for block in blocks])
+    rows = []
+    for name in names:
+        judgement = judge(us[name], ours, us[name] * us["control"] / ours)
+        rows.append(
+            {"a": name, "b": baseline, **vars(judgement), "verdict": judgement.verdict.value}
+        )
     return rows

@@ -13,7 +13,8 @@ x, B, C and dt are views of one projection, as a model has them. Every arm is ch
 the float64 recurrence, token after token on the GPU (`ssd_reference`): a plain call, then a CUDA
 graph replayed over NaN, and the graph's outputs once more after timing. The L2 is flushed before
 each launch. Arms run in common blocks, in random position-balanced order, the first arm twice: the
-control.
+control. The peer's kernels, in the first of the dtypes, are tuned by their own autotuner over all
+configurations that they come with, for each layer and chunk, before they are captured.
 
 Exit codes: 0 every measured bar holds, 1 nothing was measured, 4 a bar was missed.
 """
@@ -21,6 +22,7 @@ Exit codes: 0 every measured bar holds, 1 nothing was measured, 4 a bar was miss
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import multiprocessing
 import os
@@ -36,6 +38,7 @@ sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
 from bars import BANDWIDTH, Bar, bars_text, finite, median_us, ratio  # noqa: E402
 from device import describe, versions  # noqa: E402
+from ladders import judged_against  # noqa: E402
 from record import RESULTS, origin, write  # noqa: E402
 
 PARTS = ("scan", "length", "chunks", "step")
@@ -56,7 +59,10 @@ measured apart, for where they are no arm."""
 
 _ERRORS = {"float16": 1e-3, "bfloat16": 6e-3}
 _WRONG = 0.05  # a relative error above this is no rounding: the arm is not timed
-_PEER_CHUNKS = (128, 256)
+_PEER = "mamba_ssm "
+"""What names of the peer's arms begin with; the chunk follows."""
+
+_PEER_CHUNKS = (64, 128, 256)
 _SWEEP = (64, 128, 192, 256, 512)
 
 
@@ -158,14 +164,7 @@ def calls_of(case: Case, args: Any, options: argparse.Namespace) -> dict[str, Ca
     from tilewright.ops.ssd.gpu import gpu_scan
     from tilewright.tune.tile_arms import parse_tile
 
-    found: dict[str, Callable[[], Any]] = {}
-    if options.peer and case.part == "scan":
-        from ssd_peer import load_peer
-
-        peer = load_peer(options.peer)
-        for chunk in _PEER_CHUNKS:
-            found[f"mamba_ssm {chunk}"] = partial(peer, args, chunk)
-    found["tilewright"] = lambda: gpu_scan(args)
+    found: dict[str, Callable[[], Any]] = {"tilewright": lambda: gpu_scan(args)}
     if case.part == "chunks":
         for chunk in _SWEEP:
             block = 128 if chunk % 128 == 0 else 64
@@ -177,7 +176,22 @@ def calls_of(case: Case, args: Any, options: argparse.Namespace) -> dict[str, Ca
     for name, text in options.tiles.items():
         tile = parse_tile(text)
         found[name] = partial(gpu_scan, args, None, tile)
+    if has_peer(case, options):
+        for chunk in _PEER_CHUNKS:
+            found[f"{_PEER}{chunk}"] = partial(peer_of(options.peer), args, chunk)
     return found
+
+
+def has_peer(case: Case, options: argparse.Namespace) -> bool:
+    dtype = options.dtypes.split(",")[0]
+    return options.peer is not None and case.part == "scan" and case.dtype == dtype
+
+
+@functools.cache
+def peer_of(folder: Path) -> Any:
+    from ssd_peer import Peer
+
+    return Peer(folder)
 
 
 def errors_of(
@@ -249,28 +263,37 @@ def measure(case: Case, options: argparse.Namespace, clock: Any, probe: Any) -> 
             "error": relative_error(calls["tilewright"](), right)
         }
         graphs["tilewright"] = capture([calls["tilewright"]])
-        written = {"": (graphs["tilewright"].outputs[0], right)}
+
+        def written_by(arm: str) -> dict[str, tuple[Any, Any]]:
+            return {"": (graphs[arm].outputs[0], right)}
 
         def replay(arm: str) -> None:
             state.copy_(drawn)
             graphs[arm].graph.replay()
 
-        found |= errors_of("error_graph", partial(replay, "tilewright"), written)
+        found |= errors_of("error_graph", partial(replay, "tilewright"), written_by("tilewright"))
         _keep_right(record, graphs, "tilewright")
     else:
         args = draw(case, options.seed)
         right, final = recurrence(args)
-        written = {"": (args.y[0], right), "_states": (args.final_states[0], final)}
 
         def replay(arm: str) -> None:
             graphs[arm].graph.replay()
 
+        def written_by(arm: str) -> dict[str, tuple[Any, Any]]:
+            found = {"": (args.y[0], right), "_states": (args.final_states[0], final)}
+            if arm.startswith(_PEER):  # it allocates its states: those of its graph are kept
+                del found["_states"]
+                if arm in graphs:
+                    found["_states"] = (graphs[arm].outputs[0][0], final)
+            return found
+
         for arm, call in calls_of(case, args, options).items():
             found = record["arms"].setdefault(arm, {})
             try:
-                found |= errors_of("error", call, written)
+                found |= errors_of("error", call, written_by(arm))
                 graphs[arm] = capture([call])
-                found |= errors_of("error_graph", partial(replay, arm), written)
+                found |= errors_of("error_graph", partial(replay, arm), written_by(arm))
             except Exception as error:
                 torch.cuda.synchronize()  # raises where nothing can be measured any more
                 record["failed"][arm] = f"{type(error).__name__}: {error}"[:200]
@@ -293,16 +316,22 @@ def measure(case: Case, options: argparse.Namespace, clock: Any, probe: Any) -> 
         "baseline": first, "launches_a_graph": 1, "blocks": blocks,
         "judgements": {arm: one.to_dict()["judgement"] for arm, one in judged.items()},
     }  # fmt: skip
-    for arm in graphs:
-        record["arms"][arm] |= errors_of("error_after", partial(replay, arm), written)
+    for arm in tuple(graphs):
+        record["arms"][arm] |= errors_of("error_after", partial(replay, arm), written_by(arm))
+        _keep_right(record, graphs, arm, "after timing: void")
+    peers = [arm for arm in graphs if arm.startswith(_PEER)]
+    if peers and first == "tilewright":
+        record["pairs"] = finite(judged_against(blocks, peers, first))
     return record
 
 
-def _keep_right(record: dict[str, Any], graphs: dict[str, Any], arm: str) -> None:
+def _keep_right(
+    record: dict[str, Any], graphs: dict[str, Any], arm: str, why: str = "not timed"
+) -> None:
     """Take an arm out of what is timed where its results are no roundings of the right ones."""
     worst = max(record["arms"][arm].values())
     if not worst <= _WRONG:
-        record["failed"][arm] = f"relative error {worst:.3g}: not timed"
+        record["failed"][arm] = f"relative error {worst:.3g}: {why}"
         del graphs[arm]
 
 
@@ -317,7 +346,7 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
             ratios = [
                 v
                 for chunk in _PEER_CHUNKS
-                if (v := ratio(r, "cold", f"mamba_ssm {chunk}", "tilewright")) is not None
+                if (v := ratio(r, "cold", f"{_PEER}{chunk}", "tilewright")) is not None
             ]
             us = median_us(r, "cold", "tilewright")
             if ratios:
@@ -330,7 +359,7 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
     for r in records:
         if r["part"] != "step":
             for arm, row in r["arms"].items():
-                if not arm.startswith("mamba_ssm"):
+                if not arm.startswith(_PEER):
                     errors[r["dtype"]][f"{r['id']} {arm}"] = max(row.values(), default=math.inf)
     lengths = {r["tokens"]: r for r in records if r["part"] == "length"}
     linear, drift = {}, {}
@@ -386,10 +415,10 @@ def compile_for(job: tuple[Case | None, argparse.Namespace, str, tuple[int, int]
             for layer in options.layers.split(","):
                 for dtype in options.dtypes.split(","):
                     recurrence(draw(Case("scan", layer, 4096, dtype), 0))
-        elif arm.startswith("mamba_ssm"):
-            from ssd_peer import load_peer
+        elif arm.startswith(_PEER):
+            from ssd_peer import Peer
 
-            load_peer(options.peer, share)(draw(case, 0), int(arm.split()[1]))
+            Peer(options.peer, share)(draw(case, 0), int(arm.removeprefix(_PEER)))
         elif case.part == "step":
             step_calls(case, 0)[0][arm]()
         else:
@@ -411,10 +440,10 @@ def compile_all(cases: list[Case], options: argparse.Namespace) -> None:
         for arm in arms:  # the same kernels at every length
             jobs.setdefault((case.layer, case.dtype, case.part == "step", arm),
                             (case, options, arm, (0, 1)))  # fmt: skip
-        if options.peer and case.part == "scan":
-            n = options.jobs
-            for arm, i in ((f"mamba_ssm {chunk}", i) for chunk in _PEER_CHUNKS for i in range(n)):
-                jobs.setdefault((case.layer, case.dtype, arm, i), (case, options, arm, (i, n)))
+        if has_peer(case, options):
+            n, short = options.jobs, case._replace(tokens=4096)
+            for arm, i in ((f"{_PEER}{chunk}", i) for chunk in _PEER_CHUNKS for i in range(n)):
+                jobs.setdefault((case.layer, case.dtype, arm, i), (short, options, arm, (i, n)))
     context = multiprocessing.get_context("spawn")
     with context.Pool(max(1, min(options.jobs, len(jobs)))) as pool:
         pool.map(compile_for, list(jobs.values()), chunksize=1)
@@ -432,6 +461,11 @@ def _kept(
         "kind": "gpu-ssd", "title": "", "origin": whole,
         "settings": {"blocks": options.blocks, "readings": options.readings,
                      "seed": options.seed, "tiles": options.tiles},
+        "peer": None if options.peer is None else {
+            "name": "mamba_ssm's Triton kernels, as sglang ships them",
+            "tuned": "by their own autotuner over all their configurations, 10 ms each",
+            "chosen": peer_of(options.peer).chosen(),
+        },
         "mamba_ssm_us": {name: {str(m): us for m, us in row.items()}
                          for name, row in MAMBA_SSM.items()},
         "bars": [finite(bar.to_dict()) for bar in bars], "cases": finite(records),
