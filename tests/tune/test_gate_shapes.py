@@ -45,6 +45,14 @@ def test_they_are_of_the_case_s_kind(field: str) -> None:
     assert {flag for c in cases for flag in c.flags} >= {"bias", "outliers", "strided"}
 
 
+def test_small_products_of_a_mixture_have_few_experts() -> None:
+    case = Case("moe", "Q4_K", "float16", 8, 1536, 2048, experts=128, top_k=32)
+    cases = ragged_cases(SPECS["moe"], PANEL, case)
+    assert {(c.experts, c.top_k) for c in cases} == {(16, 16)}
+    small = replace(case, experts=4, top_k=2)
+    assert {(c.experts, c.top_k) for c in ragged_cases(SPECS["moe"], PANEL, small)} == {(4, 2)}
+
+
 @pytest.mark.parametrize(
     ("weight_type", "group", "step"),
     [("uint4", 32, 32), ("uint4b8", 128, 128), ("uint4", -1, 8), ("Q4_K", 0, 256), ("Q8_0", 0, 32)],

@@ -12,7 +12,7 @@ from tilewright.errors import GateError
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.outcome import Outcome, PlantedOutcome
-from tilewright.tune.tuner import Target
+from tilewright.tune.tuner import Target, ordered_targets
 from tune.scripted_tuner import BEST, DEFAULT, HOT, a_table, cost, go
 from tune.toy_op import FLAT, Machine, ScriptedGate, loop, problem
 
@@ -92,6 +92,29 @@ def test_equal_problems_are_tuned_once() -> None:
     report = go(problems=[Target(problem(M=10), 1.0, "a"), Target(problem(M=16), 2.0, "b")])
     (found,) = report.problems
     assert (found.problem.M, found.share, found.name) == (16, 1.0, "a")
+
+
+def test_a_target_s_own_tiles_are_tried_in_their_order() -> None:
+    illegal = Tile.of("loop", tile_k=16, unroll=3)
+    wanted = (BEST, illegal, FLAT, DEFAULT, BEST)
+    gate = ScriptedGate(machine := Machine(cost))
+    (found,) = go(
+        machine, gate, problems=[Target(problem(), tiles=wanted)], strategy="exhaustive"
+    ).problems
+    assert [tile for _, tile in gate.asked] == [DEFAULT, BEST, FLAT]
+    assert (found.winner, found.space_size) == (BEST, 3)
+
+
+@pytest.mark.parametrize("whole_first", [False, True])
+def test_equal_targets_share_their_tiles_or_the_space(whole_first: bool) -> None:
+    machine = Machine(cost)
+    some = [Target(problem(M=10), tiles=(FLAT,)), Target(problem(M=16), tiles=(BEST,))]
+    specs = {"toy": machine.spec()}
+    (both,) = ordered_targets(some, specs)
+    assert both.tiles == (FLAT, BEST)
+    with_space = [Target(problem()), *some] if whole_first else [*some, Target(problem())]
+    (whole,) = ordered_targets(with_space, specs)
+    assert whole.tiles == ()
 
 
 def test_tiles_that_fix_the_threads_are_left_to_the_caller() -> None:

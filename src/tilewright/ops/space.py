@@ -117,6 +117,14 @@ class TileSpace:
         """The first rule that `tile` breaks for `problem`, or None."""
         return next((r for r in self.rules if not r.holds(tile, problem)), None)
 
+    def is_legal(self, tile: Tile, problem: Problem) -> bool:
+        """Whether `check` lets `tile` run `problem`."""
+        try:
+            self.check(tile, problem)
+        except TileError:
+            return False
+        return True
+
     def every(self) -> Iterator[Tile]:
         """Every combination of field values, legal or not."""
         for algorithm, fields in self.fields.items():

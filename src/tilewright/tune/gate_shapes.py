@@ -20,6 +20,7 @@ _USUAL = {"M": 4, "N": 16, "K": 256}  # pieces of a tile that names none
 _MOST_K = 8192
 _LONG = 256
 _MOST = 4096  # a larger number of a tile is no piece that a small product could straddle
+_MOST_EXPERTS = 16  # whose number is no number of a tile
 _MOST_ROWS = 64  # of a piece that is guessed: fewer rows than a piece are ragged too
 _FLAGS = (("bias", "strided"), ("outliers",), ("transposed",), ("packed", "initial"))
 
@@ -60,7 +61,11 @@ def ragged_cases(spec: OpSpec, tile: Tile, case: Case, *, arch: str | None = Non
             if case.act_dtype == "float16" and depth < _LONG:
                 more.discard("outliers")  # few large weights on them could overflow the output
             columns = depth if square else columns
-            ragged = replace(case, M=rows, N=columns, K=depth, flags=tuple({*kept, *more}))
+            experts = min(case.experts, _MOST_EXPERTS)
+            ragged = replace(
+                case, M=rows, N=columns, K=depth, flags=tuple({*kept, *more}), experts=experts,
+                top_k=min(case.top_k, experts),
+            )  # fmt: skip
             ragged = spec.fit(ragged)
             found[ragged.id] = ragged
     found.pop(case.id, None)

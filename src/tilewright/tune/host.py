@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tilewright.measure import Block, Clock, Comparison
 from tilewright.ops.contract import OpSpec
+from tilewright.ops.space import TileSpace
 from tilewright.tiles.table import TableRow
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.outcome import Gatekeeper
@@ -29,11 +30,23 @@ class Target:
         problem: any M; it is bucketed.
         share: of the time, in any unit; larger ones come first and get more of the budget.
         name: where the product occurs.
+        tiles: candidates, in the order in which an exhaustive search tries them; those that break
+            a rule for the problem are left out. Empty for all of the space.
     """
 
     problem: Problem
     share: float = 1.0
     name: str = ""
+    tiles: tuple[Tile, ...] = ()
+
+    def candidates(self, space: TileSpace, allow: Callable[[Tile], bool]) -> list[Tile]:
+        """The tiles to try: legal, and allowed."""
+        if not self.tiles:
+            return [tile for tile in space.candidates(self.problem) if allow(tile)]
+        return [
+            tile for tile in dict.fromkeys(self.tiles)
+            if allow(tile) and space.is_legal(tile, self.problem)
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)

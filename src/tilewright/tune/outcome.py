@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from tilewright.errors import GateError, TileError
-from tilewright.ops.contract import Case, OpSpec
+from tilewright.ops.contract import Case, Inputs, OpSpec
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.gate import CHECKS, GateResult, gate, planted
+from tilewright.tune.gate_memory import Snapshot
 from tilewright.tune.gate_proof import trial_of
 
 __all__ = [
@@ -133,11 +134,13 @@ class DirectGate:
         self._specs = specs
         self._seed = seed
         self._passed: dict[str, set[tuple[Tile, str]]] = {}
+        self._drawn: tuple[Case, Inputs] | None = None
 
     def prepare(self, problem: Problem) -> None:
-        spec, case = self._specs[problem.op], problem_case(problem)
+        spec = self._specs[problem.op]
+        case = problem_case(problem, spec)
         try:
-            spec.make_inputs(case, self._seed)
+            self._inputs(spec, case)
         except Exception as error:
             raise GateError(f"no operands of {case.id}: {_text(error)}") from error
         # The gate keeps the oracle's results; around a tile it draws others, as they come.
@@ -145,7 +148,8 @@ class DirectGate:
 
     def check(self, problem: Problem, tile: Tile) -> Outcome:
         start = time.perf_counter()
-        spec, case = self._specs[problem.op], problem_case(problem)
+        spec = self._specs[problem.op]
+        case = problem_case(problem, spec)
         try:
             if spec.space is not None:
                 spec.space().check(tile, problem)
@@ -173,20 +177,34 @@ class DirectGate:
 
     def _first_run(self, spec: OpSpec, case: Case, tile: Tile) -> float | Outcome:
         """Seconds of the first run, which compiles, or why there was none."""
-        inputs = spec.make_inputs(case, self._seed)
+        inputs = self._inputs(spec, case)
+        before = Snapshot(inputs)
         start = time.perf_counter()
         try:
             spec.run(inputs, tile=tile)
         except Exception as error:
+            self._drawn = None  # whoever raised may have left anything behind
             return Outcome(False, _kind_of(error), _text(error), case.id)
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        before.restore()
+        return seconds
+
+    def _inputs(self, spec: OpSpec, case: Case) -> Inputs:
+        """Operands of a case, drawn once for all tiles of the problem that is being tuned: for a
+        large weight that takes longer than verifying a tile."""
+        if self._drawn is None or self._drawn[0] != case:
+            self._drawn = (case, spec.make_inputs(case, self._seed))
+        return self._drawn[1]
 
 
-def problem_case(problem: Problem) -> Case:
-    """The case that is this problem."""
-    return Case(
-        problem.op, problem.weight_type, problem.act_dtype, problem.M, problem.N, problem.K,
-        problem.group, problem.activations,
+def problem_case(problem: Problem, spec: OpSpec) -> Case:
+    """The case that is this problem; where one has more to say than a problem does, such as how
+    many experts there are, the spec's `fit` adds it."""
+    return spec.fit(
+        Case(
+            problem.op, problem.weight_type, problem.act_dtype, problem.M, problem.N, problem.K,
+            problem.group, problem.activations,
+        )
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class ProblemRun:
         self._host = host
         self._memory = memory
         self._settings = host.settings
+        self._target = target
         self._problem = target.problem
         self._spec = host.specs[target.problem.op]
         self._ends_us = host.clock.now_us() + slice_s * 1e6
@@ -110,8 +111,7 @@ class ProblemRun:
 
     def _begin(self) -> None:
         host, report, problem = self._host, self._report, self._problem
-        legal = self._space.candidates(problem)
-        self._candidates = [tile for tile in legal if self._settings.allow(tile)]
+        self._candidates = self._target.candidates(self._space, self._settings.allow)
         report.space_size = len(self._candidates)
         host.tell("problem", problem_text(problem))
         look_up(report, self._spec, host.units)

@@ -110,7 +110,7 @@ class Bench:
         self._rng = np.random.default_rng(seed)
         self.cold = timing.cold(problem)
         self._flush = (flush or _flusher(self._clock)) if self.cold else None
-        self._inputs = watch(spec.make_inputs(problem_case(problem), seed))
+        self._inputs = watch(spec.make_inputs(problem_case(problem, spec), seed))
         self._pristine = Snapshot(self._inputs)
         self._outputs: dict[Tile, Any] = {}
         self._judge = _remembering(spec)

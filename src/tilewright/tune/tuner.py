@@ -176,8 +176,7 @@ def plan(
         found = ProblemReport(target.problem, target.name, target.share)
         if spec.space is not None:
             look_up(found, spec, header.units)
-            legal = spec.space().candidates(target.problem)
-            found.space_size = sum(map(settings.allow, legal))
+            found.space_size = len(target.candidates(spec.space(), settings.allow))
         report.problems.append(found)
     return report
 
@@ -194,7 +193,11 @@ def ordered_targets(
             raise UnsupportedError(f"op is {key.op!r}; there are {', '.join(specs)}")
         known = joined.get(key)
         share = target.share + (known.share if known else 0.0)
-        joined[key] = Target(key, share, known.name if known else target.name)
+        name, tiles = target.name, target.tiles
+        if known is not None:
+            # Where one of them asks for the whole space, so does the joined one.
+            name, tiles = known.name, known.tiles and tiles and (*known.tiles, *tiles)
+        joined[key] = Target(key, share, name, tiles)
     total = sum(target.share for target in joined.values())
     if not joined or not total > 0:
         raise UnsupportedError("there is no problem to tune; name at least one with a share > 0")

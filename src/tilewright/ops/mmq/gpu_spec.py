@@ -194,7 +194,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
             )
         arch = arch_of(torch.device("cuda", torch.cuda.current_device()))
 
-    @functools.lru_cache(maxsize=2)
+    @functools.lru_cache(maxsize=4)  # two large ones, as `mmq.spec` keeps them, and others between
     def packed(source: BlockSource) -> GpuBlocks:
         made = pack_blocks_for(source.raw, source.type_name, device, arch=arch)
         assert isinstance(made, GpuBlocks)

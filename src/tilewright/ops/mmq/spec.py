@@ -57,6 +57,7 @@ _RANDOM_BYTES: dict[str, tuple[float, float]] = {
 WEIGHT_TYPES = tuple(_RANDOM_BYTES)
 
 _GUARD = 64
+_LARGE = 1 << 22  # values of a weight that takes longer to draw than to multiply
 
 _SHAPES_32: tuple[Shape, ...] = (
     (1, 32, 0),
@@ -97,11 +98,11 @@ def _cases() -> tuple[Case, ...]:
 def _make_inputs(case: Case, seed: int) -> Inputs:
     if case.weight_type not in _RANDOM_BYTES:
         raise ValueError(f"weight_type is {case.weight_type!r}; mmq has {list(WEIGHT_TYPES)}")
-    source, packed = _draw_weight(case.weight_key, seed)
+    draw = _draw_large if case.N * case.K >= _LARGE else _draw_small
+    source, packed = draw(case.weight_key, seed)
     return Inputs(case, draw_activations(case, seed), source, packed, draw_bias(case, seed))
 
 
-@functools.lru_cache(maxsize=1)
 def _draw_weight(key: tuple[Any, ...], seed: int) -> tuple[BlockSource, Any]:
     _, type_name, act_dtype, n, k, _, flags = key
     rng = rng_for(seed, *key)
@@ -129,6 +130,12 @@ def _draw_weight(key: tuple[Any, ...], seed: int) -> tuple[BlockSource, Any]:
             _put_half(blocks, at, values)
     source = BlockSource(type_name, raw)
     return source, _pack(source)
+
+
+# Kept apart: the gate draws two large weights, which serve all tiles of a problem and its other
+# numbers of rows, and many small ones between.
+_draw_small = functools.lru_cache(maxsize=1)(_draw_weight)
+_draw_large = functools.lru_cache(maxsize=2)(_draw_weight)
 
 
 def _guarded(n: int, row_bytes: int) -> U8:

@@ -2,12 +2,15 @@
 
 Operands and oracle are the CPU's: float64 from the codes of the expert that the ids name. Packing,
 tiles and the error model are the GPU's: weights are rounded to the dtype of x before matrix units
-multiply them.
+multiply them. As many and as large experts as models have are judged on some of their columns.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +25,9 @@ from tilewright.ops.cases import ordered
 from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
 from tilewright.ops.mmq.reference import BlockSource
-from tilewright.ops.moe.reference import MoeSource, expert_rows, expert_x
+from tilewright.ops.moe.reference import MoeSource, expert_product, expert_rows, expert_x
 from tilewright.ops.space import TileSpace
-from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, on_device
+from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, judged_columns, on_device, rows_of
 
 __all__ = ["gpu_spec"]
 
@@ -50,6 +53,10 @@ _SOURCES = (
     "tilewright.layout.experts",
     "tilewright.layout.triton",
 )
+
+
+_MOST_VALUES = 1 << 26  # of all experts' weights, for which the oracle takes a second or two
+_THREADS = min(8, os.cpu_count() or 1)
 
 
 def _cases(weight_types: tuple[str, ...], large: bool) -> tuple[Case, ...]:
@@ -103,15 +110,53 @@ def _cases(weight_types: tuple[str, ...], large: bool) -> tuple[Case, ...]:
     return ordered(cases)
 
 
+def _judged(inputs: Inputs) -> tuple[npt.NDArray[np.int64] | None, MoeSource]:
+    """The columns that the oracle computes, the same of every expert (None for all), and the rows
+    of the weights that make them."""
+    case, source = inputs.case, inputs.source
+    if case.experts * case.N * case.K <= _MOST_VALUES:
+        return None, source
+    columns = judged_columns(case.M * case.top_k, case.N, case.K * case.experts)
+    if columns is None:
+        return None, source
+    experts = tuple(
+        BlockSource(one.type_name, one.raw[columns])
+        if isinstance(one, BlockSource)
+        else rows_of(one, columns)
+        for one in source.experts
+    )
+    return columns, MoeSource(experts, source.ids)
+
+
+def _of_each(inputs: Inputs, product: Callable[[F64, Any], F64]) -> F64:
+    """[T, top_k, judged columns] of product(rows of x, weight) of every expert; of large ones
+    several side by side: most of it is unpacking codes, which takes one core each."""
+    columns, source = _judged(inputs)
+    x = inputs.x64()
+    whole = np.empty((*source.ids.shape, source.experts[0].N))
+
+    def one(chosen: tuple[int, Any, Any]) -> None:
+        expert, tokens, choices = chosen
+        whole[tokens, choices] = product(x[tokens], source.experts[expert])
+
+    with ThreadPoolExecutor(_THREADS if columns is not None else 1) as pool:
+        list(pool.map(one, source.chosen()))
+    return whole
+
+
+def _reference(inputs: Inputs) -> F64:
+    return _of_each(inputs, expert_product)
+
+
 def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
-    x, source = inputs.x64(), inputs.source
     unit = WEIGHT_UNITS[inputs.case.act_dtype]
-    sigma = np.zeros(ref.shape)
-    for expert, tokens, choices in source.chosen():
-        weight = source.experts[expert]
-        rows = expert_x(x[tokens], weight)
-        sigma[tokens, choices] = product_sigma(rows, expert_rows(weight), weight_unit=unit)
-    return ErrorModel(sigma, inputs.case.dtype)
+
+    def deviation(x: F64, weight: Any) -> F64:
+        return product_sigma(expert_x(x, weight), expert_rows(weight), weight_unit=unit)
+
+    columns, _ = _judged(inputs)
+    sigma = _of_each(inputs, deviation)
+    return ErrorModel(sigma, inputs.case.dtype, columns=columns, of=inputs.case.N)
 
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
@@ -156,7 +201,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
             )
         arch = arch_of(torch.device("cuda", torch.cuda.current_device()))
 
-    @functools.lru_cache(maxsize=2)
+    @functools.lru_cache(maxsize=4)  # two of many values, as `moe.spec` keeps them, and others
     def packed(experts: tuple[Any, ...]) -> GpuExperts:
         if not isinstance(experts[0], BlockSource):
             return pack_gpu_experts_w4(experts, device)
@@ -177,6 +222,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
         CPU_SPEC,
         cases=_cases(CPU_SPEC.weight_types, large=device != "cpu"),
         make_inputs=make_inputs,
+        reference=_reference,
         error_model=_error_model,
         run=_run,
         corruptions={

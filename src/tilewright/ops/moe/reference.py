@@ -18,7 +18,7 @@ from tilewright.ops.check import WeightRows
 from tilewright.ops.mmq.reference import BlockSource, mmq_reference, mmq_rows
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
 
-__all__ = ["MoeSource", "expert_rows", "expert_x", "moe_reference"]
+__all__ = ["MoeSource", "expert_product", "expert_rows", "expert_x", "moe_reference"]
 
 F64 = npt.NDArray[np.float64]
 
@@ -53,6 +53,13 @@ def expert_x(x: F64, weight: BlockSource | W4Codes) -> F64:
     return x if perm is None else x[:, perm]
 
 
+def expert_product(x: F64, weight: BlockSource | W4Codes) -> F64:
+    """float64 [n, K] times one expert's weight, [n, N]."""
+    if isinstance(weight, BlockSource):
+        return mmq_reference(x, weight)
+    return w4a16_reference(x, weight)
+
+
 def moe_reference(x: F64, source: MoeSource) -> F64:
     """The product of every token with the experts it chose.
 
@@ -65,9 +72,5 @@ def moe_reference(x: F64, source: MoeSource) -> F64:
     """
     y = np.empty((*source.ids.shape, source.experts[0].N))
     for expert, tokens, choices in source.chosen():
-        weight = source.experts[expert]
-        if isinstance(weight, BlockSource):
-            y[tokens, choices] = mmq_reference(x[tokens], weight)
-        else:
-            y[tokens, choices] = w4a16_reference(x[tokens], weight)
+        y[tokens, choices] = expert_product(x[tokens], source.experts[expert])
     return y

@@ -11,7 +11,9 @@ have one (`gpu_spec`, `gpu_space`).
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +48,9 @@ WEIGHT_TYPES = (*MMQ.weight_types, *W4A16.weight_types)
 _GUARD = 64
 _MANY = ("Q4_0", "Q4_K", "uint4")  # types that also run with as many experts as models have
 _MOST_EXPERTS = 512
+_USUAL_EXPERTS, _USUAL_CHOICES = 128, 8
+_LARGE = 1 << 25  # values of all experts that take a second to draw
+_THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +127,8 @@ def _make_inputs(case: Case, seed: int) -> Inputs:
             f"top_k is {case.top_k} of {case.experts} experts with routing {case.routing!r}; "
             f"at most {_choices(case)} can be chosen, or more with 'repeat'"
         )
-    experts, packed = _draw_experts(_weight_of(case), seed)
+    draw = _draw_many if case.experts * case.N * case.K >= _LARGE else _draw_few
+    experts, packed = draw(_weight_of(case), seed)
     ids = _draw_ids(case, seed)
     source = MoeSource(experts, ids)
     return Inputs(
@@ -134,6 +140,15 @@ def _weight_of(case: Case) -> Case:
     """What of a case its weight depends on: equal for all cases that share one."""
     flags = tuple(flag for flag in case.flags if flag in ("act_order", "edge"))
     return replace(case, M=0, top_k=1, routing="even", activations="float", flags=flags)
+
+
+def _fit(case: Case) -> Case:
+    """The case itself; one of a table's problem, whose M counts slots and which does not say how
+    many experts there are, with those of Qwen3-30B-A3B."""
+    if case.experts:
+        return case
+    choices = min(_USUAL_CHOICES, max(case.M, 1))
+    return replace(case, M=case.M // choices, experts=_USUAL_EXPERTS, top_k=choices)
 
 
 def _choices(case: Case) -> int:
@@ -160,14 +175,25 @@ def _draw_ids(case: Case, seed: int) -> npt.NDArray[np.int64]:
     return np.array(rows, dtype=np.int64).reshape(case.M, case.top_k)
 
 
-@functools.lru_cache(maxsize=2)
 def _draw_experts(key: Case, seed: int) -> tuple[tuple[Any, ...], Any]:
     """Sources of all experts, and the packed operand; `key` is what `_weight_of` gives."""
     under = _underlying(key.weight_type)
     one = replace(key, op=under.name, experts=0, top_k=0)
     seeds = rng_for(seed, *key.weight_key).integers(0, 1 << 62, key.experts)
-    experts = tuple(under.make_inputs(one, int(s)).source for s in seeds)
+
+    def draw(seed: int) -> Any:
+        return under.make_inputs(one, seed).source
+
+    many = key.experts * key.N * key.K >= _LARGE
+    with ThreadPoolExecutor(_THREADS if many else 1) as pool:
+        experts = tuple(pool.map(draw, map(int, seeds)))
     return experts, _packed(experts)
+
+
+# Kept apart: the gate draws two sets of many values, which serve all tiles of a problem and its
+# other numbers of rows, and small ones between.
+_draw_few = functools.lru_cache(maxsize=2)(_draw_experts)
+_draw_many = functools.lru_cache(maxsize=2)(_draw_experts)
 
 
 def _packed(experts: tuple[Any, ...]) -> Any:
@@ -293,4 +319,5 @@ SPEC = OpSpec(
     corruptions=_CORRUPTIONS,
     arch=_arch,
     devices={"cuda": _on_gpu, "interpreter": _interpreted},
+    fit=_fit,
 )

@@ -30,7 +30,7 @@ from tilewright.ops.w4a16.amd_space import AMD_ARCHS
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
 from tilewright.tiles.tile import Tile
 
-__all__ = ["gpu_spec", "judged_columns", "on_device"]
+__all__ = ["gpu_spec", "judged_columns", "on_device", "rows_of"]
 
 F64 = npt.NDArray[np.float64]
 
@@ -93,7 +93,7 @@ def on_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     return whole.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-def _rows_of(codes: W4Codes, columns: npt.NDArray[np.int64] | None) -> W4Codes:
+def rows_of(codes: W4Codes, columns: npt.NDArray[np.int64] | None) -> W4Codes:
     """The rows of the weight that make those columns of y."""
     if columns is None:
         return codes
@@ -106,7 +106,7 @@ def _judged(inputs: Inputs) -> tuple[npt.NDArray[np.int64] | None, W4Codes, F64 
     columns = judged_columns(case.M, case.N, case.K)
     if bias is not None and columns is not None:
         bias = bias[columns]
-    return columns, _rows_of(inputs.source, columns), bias
+    return columns, rows_of(inputs.source, columns), bias
 
 
 def _reference(inputs: Inputs) -> F64:
