@@ -188,7 +188,12 @@ def test_a_revision_whose_isa_fails_says_what_it_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--op", "moe", "--arch", "gfx1151"], "op moe has kernels for the CPU only"),
+        (["--op", "moe", "--arch", "gfx1151", "--activations", "int8"],
+         "--activations is 'int8'; on GPUs moe takes x as it is: leave it out. mmq has int8"),
+        (["--op", "ssd", "--arch", "gfx1151", "--type", "q64"], "--type is 'q64'; ssd has p8, p16"),
+        (["--op", "ssd", "--arch", "gfx1151", "--shape", "8192,100"],
+         "K is 100, group is 16; of ssd with heads of 64 channels"),
+        (["--op", "conv1d", "--arch", "gfx90a", "--shape", "64,3"], "K is 3; of conv1d K is the"),
         (["--op", "gemv", "--arch", "gfx1151"], "op is 'gemv'; the catalog has"),
         (["--op", "w4a16", "--arch", "gfx1151", "--type", "Q4_0"],
          "--type is 'Q4_0'; w4a16 has uint4, uint4b8"),
@@ -201,7 +206,8 @@ def test_a_revision_whose_isa_fails_says_what_it_said(tmp_path: Path) -> None:
          "group_size is 64; it must be a positive divisor of K = 100"),
         (["--spec", "nothing.py:SPEC", "--arch", "gfx1151"], "there is no file nothing.py"),
     ],
-    ids=["cpu op", "op", "type", "text", "algorithm", "rule", "group", "spec"],
+    ids=["activations", "heads", "state", "taps", "op", "type", "text", "algorithm", "rule",
+         "group", "spec"],
 )  # fmt: skip
 def test_errors(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(cli, ["isa", *arguments])

@@ -26,9 +26,9 @@ from tilewright.tune.tile_arms import parse_tile
 
 found = {}
 for name, job in json.load(sys.stdin).items():
-    problem = Problem("w4a16", job["arch"], *job["problem"])
+    problem = Problem(job["op"], job["arch"], *job["problem"])
     tiles = [parse_tile(job["tile"])] if job["tile"] else []
-    (entry,) = survey("w4a16", problem, [job["arch"]], tiles)
+    (entry,) = survey(job["op"], problem, [job["arch"]], tiles)
     found[name] = entry.as_dict()
 json.dump(found, sys.stdout)
 """
@@ -36,7 +36,7 @@ json.dump(found, sys.stdout)
 
 @dataclass(frozen=True)
 class Job:
-    """One tile of w4a16 for one arch; fields that the tile's text lacks are the default's."""
+    """One tile of an op for one arch; fields that the tile's text lacks are the default's."""
 
     arch: str
     tile: str = ""
@@ -46,6 +46,8 @@ class Job:
     n: int = 4096
     k: int = 4096
     group: int = 128
+    op: str = "w4a16"
+    activations: str = "float"
 
 
 def run_python(
@@ -67,6 +69,7 @@ def run_jobs(jobs: Mapping[str, Job]) -> dict[str, dict[str, Any]]:
     """What `survey` finds for each job, all from one process."""
     listed = {
         name: {
+            "op": job.op,
             "arch": job.arch,
             "tile": job.tile,
             "problem": _problem(job),
@@ -81,4 +84,4 @@ def run_jobs(jobs: Mapping[str, Job]) -> dict[str, dict[str, Any]]:
 
 
 def _problem(job: Job) -> Sequence[Any]:
-    return (job.dtype, job.weight_type, "float", job.m, job.n, job.k, job.group)
+    return (job.dtype, job.weight_type, job.activations, job.m, job.n, job.k, job.group)

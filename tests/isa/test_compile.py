@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from isa.compiling import HAS_TRITON, NO_TRITON, Job, run_jobs, run_python
 from tilewright.errors import FormatError, TileError, UnsupportedError
-from tilewright.isa.compile import compile_tile, default_tile
+from tilewright.isa.compile import OPS, compile_tile, default_tile
+from tilewright.isa.launches import EXPERTS, _experts
+from tilewright.layout.experts import pack_gpu_experts
+from tilewright.ops.catalog import SPECS
 from tilewright.ops.cross import check_arch, cross_compile, warp_size
 from tilewright.tiles.tile import Problem, Tile
 
@@ -93,6 +97,7 @@ def test_a_tile_against_a_rule_is_an_entry_with_its_reason(
 
 PROBLEM = Problem("w4a16", "gfx1151", "float16", "uint4", "float", 16, 128, 256, 128)
 TILE = Tile.of("triton", block_m=16)
+CONV = Tile.of("triton", block_l=16, block_d=256, num_warps=8)
 AMD = Tile.of(
     "amd", block_m=64, block_n=64, block_k=64, num_warps=4, warps_m=1, num_stages=2,
     x_path="shared", scale="weights",
@@ -104,14 +109,33 @@ AMD = Tile.of(
     [
         ("w4a16", {"arch": "gfx"}, TILE, UnsupportedError, "arch is 'gfx'; .* such as gfx1151"),
         ("w4a16", {"arch": "cpu-avx2"}, TILE, UnsupportedError, "arch is 'cpu-avx2'; .* gfx name"),
-        ("moe", {}, TILE, UnsupportedError, "op is 'moe'; of the catalog w4a16, mmq have kernels"),
+        ("norm", {}, TILE, UnsupportedError, "op is 'norm'; of the catalog w4a16, .* have kernels"),
         ("mmq", {"group": 0}, TILE, TileError, "mmq/triton triton has the fields"),
         ("w4a16", {}, Tile.of("panel"), TileError, "algorithm is 'panel'; the kernels for GPUs"),
         ("w4a16", {}, TILE, TileError, "w4a16/triton triton has the fields"),
         ("w4a16", {}, Tile.of("hopper"), TileError, "written for the matrix units of sm_90, not"),
         ("w4a16", {"arch": "sm_80"}, AMD, TileError, "breaks rule 'amd: chips'"),
+        ("moe", {}, TILE, TileError, "moe/triton triton has the fields"),
+        ("moe", {}, AMD, TileError, "algorithm 'amd' is not in moe/triton; use one of triton"),
+        ("ssd", {}, TILE, TileError, "algorithm 'triton' is not in ssd/triton; use one of five"),
+        ("conv1d", {}, CONV.replace(block_l=128), TileError, "breaks rule 'registers'"),
+        ("conv1d", {"weight_type": "w4", "K": 3}, CONV, UnsupportedError, "K is 3; .* pass K = 4"),
     ],
-    ids=["arch", "cpu", "op", "blocks", "algorithm", "fields", "hopper", "amd"],
+    ids=[
+        "arch",
+        "cpu",
+        "op",
+        "blocks",
+        "algorithm",
+        "fields",
+        "hopper",
+        "amd",
+        "moe fields",
+        "moe algorithm",
+        "ssd algorithm",
+        "conv1d rule",
+        "taps",
+    ],
 )
 def test_what_cannot_be_compiled_is_refused(
     op: str, problem: dict[str, Any], tile: Tile, error: type[Exception], message: str
@@ -133,6 +157,91 @@ print(found["error"], [kernel["matrix"] for kernel in found["kernels"]])
 """
     )
     assert done.stdout.startswith(" ['v_wmma_f32_16x16x16_f16'"), done.stdout + done.stderr
+
+
+MIXTURE = Job("", op="moe", weight_type="Q4_K", group=0, m=512, n=768, k=2048)
+SCAN = Job("", op="ssd", weight_type="p64", dtype="bfloat16", group=16, n=8192, k=128)
+CONVOLUTION = Job("", op="conv1d", weight_type="w4", group=0, n=10240, k=4)
+FEW = "gemv(block_n=8, block_k=256, num_warps=4, num_stages=1)"
+WALK = "persistent(chunk=32, block_p=64, segments=2, num_warps=4, num_stages=3)"
+LAUNCHED = {
+    "moe gfx90a": (replace(MIXTURE, arch="gfx90a"), "route moe"),
+    "moe gfx1151": (replace(MIXTURE, arch="gfx1151"), "route moe"),
+    "moe sm_90": (replace(MIXTURE, arch="sm_90"), "route gather moe_hopper"),
+    "moe few": (replace(MIXTURE, arch="gfx942", m=8, tile=FEW), "moe_gemv"),
+    "moe odd": (replace(MIXTURE, arch="gfx942", m=33), "route moe"),
+    "moe uint4": (
+        replace(MIXTURE, arch="gfx1201", weight_type="uint4", group=128), "route moe"
+    ),
+    "ssd gfx90a": (replace(SCAN, arch="gfx90a"), "prepare products states pass output"),
+    "ssd gfx1151": (replace(SCAN, arch="gfx1151"), "prepare products states pass output"),
+    "ssd sm_90": (replace(SCAN, arch="sm_90"), "prepare walk_hopper"),
+    "ssd walk": (replace(SCAN, arch="sm_90", tile=WALK), "prepare states pass walk"),
+    "conv1d gfx90a": (replace(CONVOLUTION, arch="gfx90a"), "conv state"),
+    "conv1d sm_90": (replace(CONVOLUTION, arch="sm_90"), "conv state"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def launched() -> Mapping[str, dict[str, Any]]:
+    return run_jobs({name: job for name, (job, _) in LAUNCHED.items()})
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_every_kernel_of_a_launch_is_compiled_and_fits(
+    launched: Mapping[str, dict[str, Any]], name: str
+) -> None:
+    entry, names = launched[name], LAUNCHED[name][1]
+    assert entry["error"] == ""
+    found = [kernel["kernel"].strip("_").removesuffix("_kernel") for kernel in entry["kernels"]]
+    assert found == names.split()
+    for kernel in entry["kernels"]:
+        assert kernel["counts"]["total"] > 0
+        assert kernel["resources"]["spills"] == kernel["resources"]["scratch_bytes"] == 0
+        assert kernel["resources"]["programs"] >= 1
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_only_kernels_that_multiply_weights_are_reckoned_by_them(
+    launched: Mapping[str, dict[str, Any]], name: str
+) -> None:
+    reckoned = [
+        kernel["kernel"] for kernel in launched[name]["kernels"]
+        if kernel["valu_per_pair"] is not None
+    ]  # fmt: skip
+    whole = {kernel["kernel"]: kernel for kernel in launched[name]["kernels"]}
+    if name.startswith("moe"):
+        (one,) = reckoned
+        assert one.startswith("_moe")
+        assert whole[one]["k_step"] >= 32
+        assert bool(whole[one]["counts"]["matrix"]) == (name != "moe few")
+    else:
+        assert reckoned == []
+
+
+def test_a_mixture_of_many_experts_is_packed_once() -> None:
+    """Of 64 experts one is packed, and the others lie behind it: nothing of their size is made."""
+    packed = _experts(replace(PROBLEM, weight_type="Q4_K", group=0, N=768, K=2048))
+    assert packed.E == EXPERTS
+    tensors = [t for t in vars(packed.planes).values() if isinstance(t, torch.Tensor)]
+    assert {(len(t), t.device.type) for t in tensors} == {(EXPERTS, "meta")}
+    whole = pack_gpu_experts(torch.zeros(2, 768, 1152, dtype=torch.uint8), "Q4_K", arch="gfx90a")
+    for name, t in vars(whole.planes).items():
+        if isinstance(t, torch.Tensor):
+            assert getattr(packed.planes, name).stride() == t.stride()
+            assert getattr(packed.planes, name).shape[1:] == t.shape[1:]
+
+
+def test_what_is_no_scan_is_refused() -> None:
+    problem = replace(
+        PROBLEM, op="ssd", weight_type="p64", N=640, K=128, group=4, M=128, arch="gfx90a"
+    )
+    with pytest.raises(UnsupportedError, match="N is 640, K is 128, group is 4; of ssd with heads"):
+        compile_tile("ssd", problem, default_tile("ssd", problem))
+
+
+def test_all_ops_of_the_catalog_can_be_compiled() -> None:
+    assert set(OPS) == set(SPECS)
 
 
 def test_part_of_a_block_is_refused() -> None:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from tilewright.tiles.tile import Problem
 
 
+_SHAPE = (4096, 4096)
+_SHAPES = {"moe": (768, 2048), "ssd": (8192, 128), "conv1d": (10240, 4)}
+"""Of Qwen3-30B-A3B's experts, and of Nemotron-H-8B's Mamba-2 layer: 128 heads of 64 channels."""
+_TYPES = {"ssd": "p64", "conv1d": "w4"}
+
+
 class _Archs(click.ParamType):
     """Names of GPU architectures with commas between."""
 
@@ -61,11 +67,13 @@ class _Group(click.ParamType):
         "block_k=64)' \\",
         "    --tile 'triton(block_m=64, block_n=64, block_k=64, dequant=scalar)' -o md",
         "tilewright isa --op mmq --type Q4_K --arch gfx942,sm_90 --m 16",
+        "tilewright isa --op moe --type Q4_K --arch gfx1151 --m 4096",
+        "tilewright isa --op ssd --arch gfx90a --shape 8192,128 --group 16",
         "tilewright isa --op w4a16 --arch gfx1151 --rev main --rev .",
         "tilewright isa --spec my_kernel.py:SPEC --arch gfx90a --asm asm/",
     ),
 )
-@click.option("--op", help="An op with kernels for GPUs: w4a16 or mmq.")
+@click.option("--op", help="An op with kernels for GPUs: w4a16, mmq, moe, ssd or conv1d.")
 @click.option(
     "--spec",
     metavar="SPEC",
@@ -85,7 +93,12 @@ class _Group(click.ParamType):
     help="A tile; several are shown side by side. Fields left out are those of the default.  "
     "[default: the space's own]",
 )
-@click.option("--type", "weight_type", help="Weight type.  [default: the op's first]")
+@click.option(
+    "--type",
+    "weight_type",
+    help="Weight type; of ssd channels of a head, of conv1d taps.  "
+    "[default: the op's first; ssd: p64, conv1d: w4]",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float16", "bfloat16", "float32"]),
@@ -93,12 +106,23 @@ class _Group(click.ParamType):
     show_default=True,
     help="Dtype of x and y.",
 )
+@click.option(
+    "--activations",
+    type=click.Choice(["float", "int8"]),
+    default="float",
+    show_default=True,
+    help="int8: the tile for x rounded to 8 bits (mmq).",
+)
 @click.option("--group", type=_Group(),
-              help="Values that share a scale, or -1 for all of K.  [w4a16: 128]")  # fmt: skip
-@click.option("--shape", type=ShapeParam(), default="4096,4096", show_default=True,
-              help="N,K of the weight.")  # fmt: skip
+              help="Values that share a scale, or -1 for all of K; of ssd the heads that share B "
+                   "and C.  [4-bit codes: 128, ssd: 16]")  # fmt: skip
+@click.option("--shape", type=ShapeParam(),
+              help="N,K of the weight; of ssd the channels of all heads and the state's dimension, "
+                   "of conv1d channels and taps.  "
+                   "[4096,4096; moe: 768,2048, ssd: 8192,128, conv1d: 10240,4]")  # fmt: skip
 @click.option("--m", "m", type=click.IntRange(min=1), default=512, show_default=True,
-              help="Rows of x.")  # fmt: skip
+              help="Rows of x: of moe slots, tokens times experts a token; of ssd and conv1d "
+                   "tokens.")  # fmt: skip
 @click.option("--rev", "revisions", multiple=True, help="Two git revisions, A and then B.")
 @click.option("--repo", type=click.Path(exists=True, file_okay=False, path_type=Path),
               default=".", help="Repository of --rev.  [default: here]")  # fmt: skip
@@ -139,6 +163,8 @@ def isa_command(output: str, asm: Path | None, **options: Any) -> None:
             archs.setdefault(entry.error, []).append(entry.arch)
         raise TileError("; ".join(f"{', '.join(a)}: {error}" for error, a in archs.items()))
     title = f"{problem.op} {problem.weight_type} {problem.act_dtype}"
+    if problem.activations != "float":
+        title += f" {problem.activations}"
     if problem.group:
         title += " g=K" if problem.group == -1 else f" g={problem.group}"
     title += f" M={problem.M} N={problem.N} K={problem.K}"
@@ -170,23 +196,25 @@ def _product(options: dict[str, Any]) -> tuple[OpSpec | str, Problem]:
         spec = load_user_spec(options["spec"], audited=False)
     else:
         spec = find_spec(options["op"])
-        if spec.name not in OPS:
-            raise UnsupportedError(
-                f"op {spec.name} has kernels for the CPU only; for GPUs there is {', '.join(OPS)}"
-            )
-    weight_type = options["weight_type"] or spec.weight_types[0]
+    weight_type = options["weight_type"] or _TYPES.get(spec.name, spec.weight_types[0])
     if weight_type not in spec.weight_types:
         raise UnsupportedError(
             f"--type is {weight_type!r}; {spec.name} has {', '.join(spec.weight_types)}"
         )
-    n, k = options["shape"]
+    if options["activations"] != "float" and spec.name in OPS and spec.name != "mmq":
+        raise UnsupportedError(
+            f"--activations is {options['activations']!r}; on GPUs {spec.name} takes x as it is: "
+            "leave it out. mmq has int8"
+        )
+    n, k = options["shape"] or _SHAPES.get(spec.name, _SHAPE)
     group = options["group"]
     if group is None:
-        group = 128 if spec.name == "w4a16" else 0
-    group = -1 if group == k else group
+        group = 128 if weight_type.startswith("uint4") else 16 if spec.name == "ssd" else 0
+    group = -1 if group == k and spec.name != "ssd" else group
     problem = Problem(
-        spec.name, "", options["dtype"], weight_type, "float", options["m"], n, k, group
-    )
+        spec.name, "", options["dtype"], weight_type, options["activations"], options["m"], n, k,
+        group,
+    )  # fmt: skip
     return (spec if options["spec"] is not None else spec.name), problem
 
 
@@ -224,7 +252,7 @@ def _of_revisions(options: dict[str, Any], asm: Path | None) -> list[Entry]:
 
 def _arguments(options: dict[str, Any], asm: Path | None) -> Sequence[str]:
     """What was asked for, as another process is asked."""
-    n, k = options["shape"]
+    shape = options["shape"]
     given: list[tuple[str, Any]] = [
         ("--op", options["op"]),
         ("--spec", options["spec"]),
@@ -232,8 +260,10 @@ def _arguments(options: dict[str, Any], asm: Path | None) -> Sequence[str]:
         *(("--tile", tile) for tile in options["tiles"]),
         ("--type", options["weight_type"]),
         ("--dtype", options["dtype"]),
+        # Revisions from before the option know no other path.
+        ("--activations", None if options["activations"] == "float" else options["activations"]),
         ("--group", options["group"]),
-        ("--shape", f"{n},{k}"),
+        ("--shape", None if shape is None else f"{shape[0]},{shape[1]}"),
         ("--m", options["m"]),
         ("--asm", asm),
     ]

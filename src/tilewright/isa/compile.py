@@ -1,42 +1,41 @@
 """A tile compiled for a chip that is not there, through the launcher that would run it.
 
-An op of the catalog is launched on a weight that its layout family has packed, without the memory
-of it; a user's op is run on its own operands, the same done to them. What the launcher passes to
-its kernels is what is compiled, so that nothing here repeats a kernel's arguments.
+An op of the catalog is launched on operands without memory (`tilewright.isa.launches`); a user's op
+is run on its own operands, the same done to them. What the launcher passes to its kernels is what
+is compiled, so that nothing here repeats a kernel's arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from tilewright.errors import TileError, TilewrightError, UnsupportedError
-from tilewright.formats.blocks import BLOCK_TYPES
-from tilewright.formats.w4 import SYMMETRIC_ZERO, W4Codes
-from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
+from tilewright.isa.launches import LAUNCHES
 from tilewright.layout.hopper import HopperW4
-from tilewright.layout.pack import family_of, pack_w4_for
+from tilewright.layout.pack import family_of
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.contract import DTYPES, Case, OpSpec
-from tilewright.ops.cross import Compiled, check_arch, check_triton, cross_compile, target_units
+from tilewright.ops.conv1d.triton_space import TRITON_SPACE as CONV1D_SPACE
+from tilewright.ops.cross import Compiled, check_arch, check_triton, cross_compile
 from tilewright.ops.mmq.triton_space import TRITON_SPACE as MMQ_SPACE
+from tilewright.ops.moe.gpu_space import MOE_SPACE
 from tilewright.ops.space import TileSpace
+from tilewright.ops.ssd.triton_space import TRITON_SPACE as SSD_SPACE
 from tilewright.ops.w4a16 import gpu
-from tilewright.ops.workspace import Workspace
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = ["OPS", "compile_tile", "default_tile", "space_for"]
 
-OPS = ("w4a16", "mmq")
+OPS = tuple(LAUNCHES)
 """Ops of the catalog with kernels for GPUs."""
 
 _META = torch.device("meta")
 _FAMILIES = (WordsW4, HopperW4)
+_SPACES = {"mmq": MMQ_SPACE, "moe": MOE_SPACE, "ssd": SSD_SPACE, "conv1d": CONV1D_SPACE}
 
 
 def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compiled, ...]:
@@ -45,7 +44,8 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
     Args:
         op: a name of `OPS`, or a user's op.
         problem: its arch is the chip to compile for; its sizes are those of the operands, which
-            decide as they do in a launch (alignment, whether 2 GB are passed), and M >= 1.
+            decide as they do in a launch (alignment, whether 2 GB are passed), and M >= 1. Of moe
+            M counts the slots of `launches.EXPERTS` experts.
         tile: of the op's space for that arch.
 
     Raises:
@@ -62,54 +62,17 @@ def compile_tile(op: str | OpSpec, problem: Problem, tile: Tile) -> tuple[Compil
             f"op is {op!r}; of the catalog {', '.join(OPS)} have kernels for GPUs. A kernel of "
             "your own is compiled through its spec"
         )
-    if op == "mmq":
-        return _compile_mmq(problem, tile)
-    space, family = _family_of(tile)
-    if family is HopperW4 and family_of(problem.arch) != "hopper":
+    space = space_for(op, problem.arch, tile)
+    assert space is not None
+    if op == "w4a16" and space is gpu.space_of(HopperW4) and family_of(problem.arch) != "hopper":
         raise TileError(
             f"tile {tile}: its kernel is written for the matrix units of sm_90, not of "
             f"{problem.arch}; {', '.join(gpu.space_of(WordsW4).fields)} serve other chips"
         )
     space.check(tile, problem)
-    weight = _weight(dataclasses.replace(problem, M=1), family)
+    launch = LAUNCHES[op](problem, tile)
     check_triton()
-    kernel = gpu.kernel_of(tile.algorithm)
-    m, n, k = problem.M, problem.N, problem.K
-    x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
-
-    def launch() -> None:
-        floats, counters = 0, 0
-        if kernel.needs is not None:
-            floats, counters = kernel.needs(tile, m, n, k, target_units(_META))
-        kernel.launch(x, weight, None, y, tile, _scratch(floats, counters))
-
     return cross_compile(launch, problem.arch)
-
-
-def _compile_mmq(problem: Problem, tile: Tile) -> tuple[Compiled, ...]:
-    from tilewright.ops.mmq.gpu import kernel_of
-
-    MMQ_SPACE.check(tile, problem)
-    m, n, k = problem.M, problem.N, problem.K
-    weight = _blocks(problem.weight_type, n, k)
-    check_triton()
-    kernel = kernel_of(tile.algorithm)
-    x, y = (_meta((m, size), DTYPES[problem.act_dtype]) for size in (k, n))
-
-    def launch() -> None:
-        needs = (0, 0)
-        if kernel.needs is not None:
-            needs = kernel.needs(tile, m, n, k, target_units(_META))
-        kernel.launch(x, weight, None, y, tile, _scratch(*needs))
-
-    return cross_compile(launch, problem.arch)
-
-
-def _scratch(floats: int, counters: int) -> Workspace:
-    return Workspace(
-        _meta((floats,), torch.float32) if floats else None,
-        _meta((counters,), torch.int32) if counters else None,
-    )
 
 
 def space_for(op: str | OpSpec, arch: str, tile: Tile | None = None) -> TileSpace | None:
@@ -122,10 +85,10 @@ def space_for(op: str | OpSpec, arch: str, tile: Tile | None = None) -> TileSpac
     """
     if isinstance(op, OpSpec):
         return None if op.space is None else op.space()
-    if op == "mmq":
-        return MMQ_SPACE
+    if op in _SPACES:
+        return _SPACES[op]
     if tile is not None:
-        return _family_of(tile)[0]
+        return _family_of(tile)
     return gpu.space_of(HopperW4 if family_of(arch) == "hopper" else WordsW4)
 
 
@@ -141,58 +104,22 @@ def default_tile(op: str | OpSpec, problem: Problem) -> Tile:
                 f"op {op.name} has no tile space, so there is no tile to compile; give its spec one"
             )
         return op.space().default(problem)
-    if op == "mmq":
-        return MMQ_SPACE.default(problem)
+    if op in _SPACES:
+        return _SPACES[op].default(problem)
     hopper = family_of(problem.arch, DTYPES[problem.act_dtype]) == "hopper"
     return gpu.space_of(HopperW4 if hopper else WordsW4).default(problem)
 
 
-def _family_of(tile: Tile) -> tuple[TileSpace, type]:
+def _family_of(tile: Tile) -> TileSpace:
     known: list[str] = []
     for family in _FAMILIES:
         space = gpu.space_of(family)
         if tile.algorithm in space.fields:
-            return space, family
+            return space
         known += space.fields
     raise TileError(
         f"tile {tile}: algorithm is {tile.algorithm!r}; the kernels for GPUs are {', '.join(known)}"
     )
-
-
-def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=_META)
-
-
-@functools.lru_cache(maxsize=4)
-def _weight(problem: Problem, family: type) -> Any:
-    """A weight of the problem's shape as the family packs it, without its memory."""
-    n, k = problem.N, problem.K
-    group = k if problem.group == -1 else problem.group
-    shape, dtype = (n, k // group), DTYPES[problem.act_dtype]
-    zeros = np.full(shape, SYMMETRIC_ZERO, np.uint8) if problem.weight_type == "uint4" else None
-    codes = W4Codes(
-        np.full((n, k), SYMMETRIC_ZERO, np.uint8), np.ones(shape, np.float32), zeros, group, None,
-        dtype,
-    )  # fmt: skip
-    name = "hopper" if family is HopperW4 else "words"
-    packed = pack_w4_for(codes, act_dtype=dtype, arch=problem.arch, family=name)
-    assert isinstance(packed, WordsW4 | HopperW4)
-    return packed.to(_META)
-
-
-@functools.lru_cache(maxsize=4)
-def _blocks(type_name: str, n: int, k: int) -> GpuBlocks:
-    """A weight of GGUF blocks of zeros, repacked for GPUs, without its memory."""
-    block = BLOCK_TYPES.get(type_name)
-    if block is None or k % block.block_size:
-        raise UnsupportedError(
-            f"weight type is {type_name!r}, K is {k}; it must be one of {', '.join(BLOCK_TYPES)}, "
-            "and K whole blocks of it"
-        )
-    raw = np.zeros((n, k // block.block_size * block.block_bytes), np.uint8)
-    packed = pack_blocks_for(raw, type_name, "cpu", "interpreter")
-    assert isinstance(packed, GpuBlocks)
-    return packed.to(_META)
 
 
 def _compile_spec(spec: OpSpec, problem: Problem, tile: Tile) -> tuple[Compiled, ...]:

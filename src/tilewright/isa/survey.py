@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.errors import TileError, TilewrightError, UnsupportedError
 from tilewright.isa.compile import compile_tile, default_tile, space_for
-from tilewright.isa.figures import figures
+from tilewright.isa.figures import Figures, figures
 from tilewright.isa.sass import listing_text
 from tilewright.ops.contract import OpSpec
 from tilewright.ops.cross import Compiled
@@ -22,6 +22,8 @@ from tilewright.tune.revisions import Revision
 __all__ = ["Entry", "survey", "survey_revision", "write_asm"]
 
 _TIME_LIMIT_S = 1800.0
+_NO_WEIGHTS = ("ssd", "conv1d")
+"""Ops without a weight that tiles of x are multiplied with: nothing is reckoned per weight."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,23 @@ def survey(
             if on_compiled is not None:
                 on_compiled(arch, index, compiled)
             space = space_for(op, arch, tile)
-            found = tuple(figures(kernel, tile, space).as_dict() for kernel in compiled)
-            entries.append(Entry(arch, str(tile), "", found))
+            if op in _NO_WEIGHTS:
+                space = None
+            found = _multiplying([figures(kernel, tile, space) for kernel in compiled])
+            entries.append(Entry(arch, str(tile), "", tuple(f.as_dict() for f in found)))
     return entries
+
+
+def _multiplying(found: Sequence[Figures]) -> list[Figures]:
+    """The figures of a launch, those per weight only where weights are multiplied: in the kernels
+    with matrix instructions, or, where none has any, in the one with the longest inner loop.
+    """
+    most = max(found, key=lambda f: (f.counts["matrix"], f.counts["valu"]))
+    return [
+        f if f.counts["matrix"] or f is most
+        else replace(f, k_step=None, valu_per_pair=None, issued_per_pair=None)
+        for f in found
+    ]  # fmt: skip
 
 
 def _completed(op: str | OpSpec, problem: Problem, tile: Tile) -> Tile:

@@ -81,7 +81,8 @@ def _table(title: str, entries: Sequence[Entry], names: Sequence[str]) -> Table:
     found: dict[str, Mapping[str, Any]] = {}
     for name, entry in zip(names, entries, strict=True):
         for kernel in entry.kernels:
-            header = name if len(entry.kernels) == 1 else f"{name} {kernel['kernel'].strip('_')}"
+            short = kernel["kernel"].strip("_").removesuffix("_kernel")
+            header = name if len(entry.kernels) == 1 else f"{name} {short}"
             key = f"{name} {len(found)}"
             columns.append(Column(key, header, right=True))
             found[key] = kernel
