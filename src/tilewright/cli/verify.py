@@ -24,7 +24,7 @@ from tilewright.cli.common import (
 if TYPE_CHECKING:
     from tilewright.ops.contract import Case
     from tilewright.tune.gate_proof import GateProof
-    from tilewright.tune.verify import Control, VerifyReport
+    from tilewright.tune.verify import Control, VerifyReport, VerifyRow
 
 
 @click.command(
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         "tilewright verify --op mmq --case Q4_K-M17 --seed 7",
         "tilewright verify --negative-controls --json > verify.json",
         "tilewright verify --gate --op mmq",
-        "tilewright verify --op w4a16 --device cuda",
+        "tilewright verify --op w4a16 --device cuda --jobs 16",
         "tilewright verify --gate --spec my_kernel.py:SPEC",
     )
 )
@@ -77,6 +77,15 @@ if TYPE_CHECKING:
     help="Instead, prove that the tuner's gate rejects every planted wrong tile and says why, and "
     "lets right tiles pass.",
 )
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that run cases side by side; on a GPU nearly all of the time is compiling. "
+    "Negative controls run in one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @device_option
 @threads_option
@@ -89,6 +98,7 @@ def verify(
     seed: int,
     negative_controls: bool,
     gate: bool,
+    jobs: int,
     as_json: bool,
     device: str,
     threads: int | None,
@@ -108,7 +118,7 @@ def verify(
                 "--gate proves the gate itself, on products of its own; leave out --model and "
                 "--negative-controls"
             )
-        proof = _gate_proof(ops, case_filter, activations, seed)
+        proof = _gate_proof(ops, case_filter, activations, seed, jobs, used)
         if as_json:
             record = provenance(["tilewright", *sys.argv[1:]], threads=used)
             whole = {"provenance": record, **proof.as_dict()}
@@ -126,7 +136,7 @@ def verify(
     )
 
     cases = _chosen(_cases(ops, model, device), case_filter, activations)
-    report = _verify(cases, seed)
+    report = _verify(cases, seed, jobs, used)
     controls = _controls(cases, seed) if negative_controls and report.complete else []
     good = report.passed and (not negative_controls or controls_hold(controls))
     if as_json:
@@ -197,23 +207,33 @@ def _chosen(
     return chosen
 
 
-def _gate_proof(ops: Sequence[str], text: str | None, activations: str, seed: int) -> GateProof:
+def _gate_proof(
+    ops: Sequence[str], text: str | None, activations: str, seed: int, jobs: int, threads: int
+) -> GateProof:
     from tilewright.ops.catalog import load_spec
-    from tilewright.tune.gate_proof import GateProof, prove
+    from tilewright.tune.gate_proof import GateProof, ProofRow, prove
+    from tilewright.tune.verify_apart import prove_apart
 
     def wanted(case: Case) -> bool:
         named = text is None or text in case.id
         return named and activations in ("all", case.activations)
 
     with progress_bar("gate") as move:
+
+        def show(row: ProofRow, done: int, total: int) -> None:
+            move(done, total, f"{row.title} {row.case}")
+
         proofs = []
         for op in dict.fromkeys(ops):
-            proofs.append(
-                prove(
-                    load_spec(op), seed=seed, wanted=wanted,
-                    on_row=lambda row, done, total: move(done, total, f"{row.title} {row.case}"),
-                )
-            )  # fmt: skip
+            if jobs == 1:
+                proofs.append(prove(load_spec(op), seed=seed, wanted=wanted, on_row=show))
+            else:
+                proofs.append(
+                    prove_apart(
+                        op, jobs=jobs, seed=seed, threads=max(1, threads // jobs), wanted=wanted,
+                        on_row=show,
+                    )
+                )  # fmt: skip
             if not proofs[-1].complete:
                 break
     proof = GateProof.join(proofs)
@@ -222,12 +242,21 @@ def _gate_proof(ops: Sequence[str], text: str | None, activations: str, seed: in
     return proof
 
 
-def _verify(cases: Mapping[str, Sequence[Case]], seed: int) -> VerifyReport:
+def _verify(
+    cases: Mapping[str, Sequence[Case]], seed: int, jobs: int, threads: int
+) -> VerifyReport:
     from tilewright.model.check import verify_cases
+    from tilewright.tune.verify_apart import verify_apart
 
     with progress_bar("verify") as move:
-        return verify_cases(
-            cases, seed=seed, on_case=lambda row, done, total: move(done, total, row.label)
+
+        def show(row: VerifyRow, done: int, total: int) -> None:
+            move(done, total, row.label)
+
+        if jobs == 1:
+            return verify_cases(cases, seed=seed, on_case=show)
+        return verify_apart(
+            cases, jobs=jobs, seed=seed, threads=max(1, threads // jobs), on_case=show
         )
 
 

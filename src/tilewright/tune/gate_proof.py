@@ -21,9 +21,21 @@ from tilewright.tiles.tile import Tile
 from tilewright.tune.gate import GateResult, gate, planted, recheck, watch
 from tilewright.tune.verify import control_cases
 
-__all__ = ["GateProof", "ProofRow", "prove", "trial_of"]
+__all__ = [
+    "GateProof",
+    "ProofRow",
+    "Trial",
+    "prove",
+    "run_trial",
+    "trial_of",
+    "trial_row",
+    "trials",
+]
 
 _LAUNCHES = 24  # that stand for timing, before the check after it
+
+Trial = tuple[Planted | None, Tile, Case]
+"""A tile on a product, and what is wrong with it; None for a right one."""
 
 
 @dataclass(frozen=True)
@@ -163,21 +175,26 @@ def prove(
         wanted: which products.
         on_row: called after each row with it, rows so far, and rows in all.
     """
-    plans: list[tuple[Planted | None, Tile, Case]] = [
+    plans = trials(spec, wanted)
+    rows: list[ProofRow] = []
+    try:
+        for plan in plans:
+            rows.append(trial_row(spec, plan, *run_trial(spec, plan, seed)))
+            if on_row is not None:
+                on_row(rows[-1], len(rows), len(plans))
+    except KeyboardInterrupt:
+        return GateProof(tuple(rows), seed, complete=False)
+    return GateProof(tuple(rows), seed)
+
+
+def trials(spec: OpSpec, wanted: Callable[[Case], bool] = lambda case: True) -> list[Trial]:
+    """What `prove` runs, in its order: the planted tiles, then the right ones."""
+    plans: list[Trial] = [
         (wrong, wrong.tile, case) for wrong in planted(spec) for case in wrong.cases if wanted(case)
     ]
     right = {(wrong.honest, case): None for wrong, _, case in plans if wrong is not None}
     right |= {pair: None for pair in _defaults(spec) if wanted(pair[1])}
-    plans += [(None, tile, case) for tile, case in right]
-    rows: list[ProofRow] = []
-    try:
-        for row in _rows(spec, plans, seed):
-            rows.append(row)
-            if on_row is not None:
-                on_row(row, len(rows), len(plans))
-    except KeyboardInterrupt:
-        return GateProof(tuple(rows), seed, complete=False)
-    return GateProof(tuple(rows), seed)
+    return plans + [(None, tile, case) for tile, case in right]
 
 
 def _defaults(spec: OpSpec) -> Iterator[tuple[Tile, Case]]:
@@ -189,24 +206,29 @@ def _defaults(spec: OpSpec) -> Iterator[tuple[Tile, Case]]:
             yield spec.space().default(case.problem(arch)), case
 
 
-def _rows(
-    spec: OpSpec, plans: Iterable[tuple[Planted | None, Tile, Case]], seed: int
-) -> Iterator[ProofRow]:
-    for wrong, tile, case in plans:
-        start = time.perf_counter()
-        run = spec if wrong is None else spec.with_run(wrong.run)
-        result = trial_of(run, tile, case, seed=seed)
-        yield ProofRow(
-            op=spec.name,
-            title=spec.title,
-            tile=str(tile),
-            planted=None if wrong is None else wrong.name,
-            fault="" if wrong is None else wrong.fault,
-            why_faster="" if wrong is None else wrong.why_faster,
-            case=case.id,
-            result=result,
-            seconds=time.perf_counter() - start,
-        )
+def run_trial(spec: OpSpec, trial: Trial, seed: int) -> tuple[GateResult, float]:
+    """The gate's verdict on a trial, and the seconds it took."""
+    wrong, tile, case = trial
+    start = time.perf_counter()
+    run = spec if wrong is None else spec.with_run(wrong.run)
+    result = trial_of(run, tile, case, seed=seed)
+    return result, time.perf_counter() - start
+
+
+def trial_row(spec: OpSpec, trial: Trial, result: GateResult, seconds: float) -> ProofRow:
+    """What a proof says of a trial."""
+    wrong, tile, case = trial
+    return ProofRow(
+        op=spec.name,
+        title=spec.title,
+        tile=str(tile),
+        planted=None if wrong is None else wrong.name,
+        fault="" if wrong is None else wrong.fault,
+        why_faster="" if wrong is None else wrong.why_faster,
+        case=case.id,
+        result=result,
+        seconds=seconds,
+    )
 
 
 def trial_of(spec: OpSpec, tile: Tile, case: Case, *, seed: int = 0) -> GateResult:
