@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +12,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import psutil
+from child import Child
 
 from tilewright.errors import MeasureError
 
@@ -39,52 +37,31 @@ class WorkerArm:
         self.engine = engine
         count = str(threads)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-        self._process = subprocess.Popen(
+        self._child = Child(
+            f"arm {engine!r}",
             [sys.executable, _HERE / "worker.py", engine, model, "--threads", count],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **dict.fromkeys(names, count), "TQDM_DISABLE": "1"},
+            {**dict.fromkeys(names, count), "TQDM_DISABLE": "1"},
         )
-        self._read()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self.close()
-            raise MeasureError(
-                f"the process of arm {self.engine!r} ended with code {self._process.returncode}; "
-                "its own message stands above"
-            )
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _ask(self, verb: str, argument: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({verb: argument}) + "\n")
-        self._process.stdin.flush()
-        return self._read()
+        return self._child.pid
 
     def launch(self, test: str) -> Callable[[], float]:
         """A call that runs `test` once and returns its microseconds."""
 
         def launch() -> float:
             time.sleep(_PAUSE_S)
-            return float(self._ask("run", test)["us"])
+            return float(self._child.ask("run", test)["us"])
 
         return launch
 
     def logits(self, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Logits float32 [V] after the last of `ids`."""
-        return np.frombuffer(base64.b64decode(self._ask("logits", ids)["logits"]), np.float32)
+        return np.frombuffer(base64.b64decode(self._child.ask("logits", ids)["logits"]), np.float32)
 
     def describe(self) -> dict[str, Any]:
-        return self._ask("describe", True)
+        return self._child.ask("describe", True)
 
     def cpu_seconds(self) -> float:
         times = psutil.Process(self.pid).cpu_times()
@@ -92,11 +69,7 @@ class WorkerArm:
 
     def close(self) -> None:
         """End the process by closing its standard input."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
-        self._process.stdout.close()
+        self._child.close()
 
 
 class LlamaCppArm:
