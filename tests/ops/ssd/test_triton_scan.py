@@ -286,3 +286,15 @@ def test_heads_may_lie_more_than_2_31_numbers_apart(tile):
     operand = replace(operand, z=far(operand.z, 1), B=far(operand.B, 2), C=far(operand.C, 3))
     inputs = replace(inputs, x=far(inputs.x, 0), weight=operand)
     assert torch.equal(joined(SPEC.run(inputs, tile=tile)), want)
+
+
+@pytest.mark.parametrize("change", [{"num_warps": 8}, {"num_stages": 1}, {"block_p": 32}], ids=str)
+def test_a_wide_state_is_not_read_ahead_by_too_few_threads(change):
+    """Compiled for sm_90 by Triton 3.6, this tile spilled 24 bytes; with each change, none."""
+    problem = case_of(64, 32, 2, 256, 4096, "bfloat16").problem("sm_90")
+    tile = Tile.of(
+        "fused", chunk=64, block=64, block_p=64, block_n=128, heads=8, num_warps=4, num_stages=2
+    )
+    with pytest.raises(TileError, match="breaks rule 'registers'"):
+        TRITON_SPACE.check(tile, problem)
+    TRITON_SPACE.check(tile.replace(**change), problem)

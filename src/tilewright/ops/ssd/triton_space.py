@@ -33,6 +33,7 @@ CHUNKS = (16, 32, 64, 128, 192, 256, 512)
 _BLOCKS = (16, 32, 64, 128)
 _SEGMENTS = (1, 2, 3, 4, 8, 16)
 _WARPS_OF_STATES = 4
+_STATE_AHEAD = 64  # numbers of an entering state a thread reads beside loads ahead: 128 spilled
 
 
 def _power(n: int) -> int:
@@ -124,7 +125,8 @@ def _fits_registers(tile: Tile, problem: Problem) -> bool:
         return bool(p * n + p * tile.chunk + tile.chunk**2 <= most * threads)
     of_states = most // 2 if half else 16
     states = p * tile.block_n <= of_states * _WARPS_OF_STATES * lanes
-    return bool(states and tile.block * (tile.block + p) <= most * threads)
+    ahead = not half or tile.num_stages == 1 or p * n <= _STATE_AHEAD * threads
+    return bool(states and ahead and tile.block * (tile.block + p) <= most * threads)
 
 
 RULES = (
@@ -154,7 +156,8 @@ RULES = (
     Rule(
         "registers",
         "sums that are alive together must fit a thread's registers: 128 numbers, 64 on RDNA; in "
-        "float32, where operands are multiplied from registers, 64 and 2",
+        "float32, where operands are multiplied from registers, 64 and 2. Beside loads ahead, a "
+        "thread reads 64 numbers of the entering state",
         _fits_registers,
     ),
 )
@@ -182,6 +185,7 @@ def _choices(problem: Problem) -> Iterator[Tile]:
         else:
             yield _output(problem, "fused", 64, 64, 8, 4, 3)
             yield _output(problem, "fused", 64, 64, 8, 4, 2)
+            yield _output(problem, "fused", 64, 64, 8, 8, 2)
         yield _output(problem, "five", 128, 64, 1, 4, 1, block_p=64, block_n=64)
     for block, p in ((32, 32), (16, 16)):
         yield _output(problem, "five", 128, block, 1, 4, 1, block_p=p, block_n=max(32, p))
