@@ -55,6 +55,10 @@ def causal_conv1d(
 
     Method: the convolution of Mamba; state and packing as in its `causal_conv1d_fn`.
     """
+    if torch.compiler.is_compiling():
+        from tilewright.ops.conv1d.custom_op import conv_compiled
+
+        return conv_compiled(x, weight, bias, activation, initial_states, cu_seqlens, tile)
     args = conv_args(
         x, weight, bias, activation=activation, initial_states=initial_states,
         cu_seqlens=cu_seqlens,
@@ -99,6 +103,10 @@ def causal_conv1d_step(
     Raises:
         ValueError, TypeError, UnsupportedError: as `causal_conv1d`.
     """
+    if torch.compiler.is_compiling():
+        from tilewright.ops.conv1d.custom_op import conv_step_compiled
+
+        return conv_step_compiled(state, x, weight, bias, activation)
     op = "causal_conv1d_step"
     if not isinstance(x, torch.Tensor) or x.dim() != 2:
         got = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
