@@ -23,6 +23,7 @@ _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))
 
 from render_gpu import against_table, bars_table, gguf_model_table  # noqa: E402
+from render_llama import subjects_of, versus_gpu_table  # noqa: E402
 from tables import markdown  # noqa: E402
 
 _BLOCK = re.compile(
@@ -307,6 +308,7 @@ _KINDS = {
     "gpu-moe": _Kind(against_table, _measured_parts),
     "gpu-ssd": _Kind(against_table, _measured_parts),
     "gpu-gguf-model": _Kind(gguf_model_table, lambda result: [result["model"]["name"]]),
+    "gpu-versus-llama-cpp": _Kind(versus_gpu_table, subjects_of),
 }
 
 

@@ -137,6 +137,7 @@ _TITLES = {
     "gpu-moe": "experts",
     "gpu-ssd": "Mamba-2",
     "gpu-gguf-model": "model",
+    "gpu-versus-llama-cpp": "llama.cpp, paired",
 }
 
 
@@ -160,9 +161,11 @@ def bars_table(results: Sequence[Mapping[str, Any]]) -> str:
             found[key] = [*key, cases, asked, reached, worst, "yes" if holds else "**no**"]
     rows = list(found.values())
     header = ["of", "claim", "cases", "asked", "mean", "worst", "holds"]
+    paired = _TITLES["gpu-versus-llama-cpp"]
+    but = f', but where it says "{paired}"' if any(row[0] == paired for row in rows) else ""
     note = (
         f"{'; '.join(gpus)}; geometric means, and the worst single case. Against llama.cpp and "
-        "mamba_ssm stand figures of other runs on such a GPU; every other ratio is paired."
+        f"mamba_ssm stand figures of other runs on such a GPU{but}; every other ratio is paired."
     )
     return f"{markdown(header, rows)}\n\n{note}"
 

@@ -67,7 +67,7 @@ def measure_model(
     """
     ready = _compiling(args)
     entry: dict[str, Any] = {
-        "name": args.synthetic or args.model.stem, "options": " ".join(_options(args)),
+        "name": _model_name(args), "options": " ".join(_options(args)),
         "dtype": args.dtype, "check": None, "tests": {},
     }  # fmt: skip
     if args.synthetic and args.check_layers:
@@ -240,6 +240,12 @@ def _file(args: argparse.Namespace) -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
+
+
+def _model_name(args: argparse.Namespace) -> str:
+    if args.model is not None:
+        return str(args.model.stem)
+    return f"{args.synthetic}, {args.layers} layers" if args.layers else str(args.synthetic)
 
 
 def _options(args: argparse.Namespace) -> tuple[str, ...]:
