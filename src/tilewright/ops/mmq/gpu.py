@@ -31,6 +31,7 @@ _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 
 _KERNELS = {
     "triton": ("triton_gemm", "launch_mmq", "workspace_mmq"),
+    "decode": ("decode_gemv", "launch_decode", "workspace_decode"),
     "gemv": ("triton_gemv", "launch_gemv", "workspace_gemv"),
     "int8": ("triton_int8", "launch_int8", "workspace_int8"),
     "hopper": ("hopper_gemm", "launch_mmq_hopper", "workspace_mmq_hopper"),
@@ -113,7 +114,7 @@ def allocate_and_launch(
 ) -> torch.Tensor:
     """The last two steps, of valid operands with at least one row and column."""
     x2 = x.detach().reshape(-1, weight.K)
-    if tile.algorithm == "hopper":
+    if tile.algorithm in ("hopper", "decode"):
         x2 = _aligned(x2)
     m = x2.shape[0]
     kernel = kernel_of(tile.algorithm)

@@ -34,6 +34,9 @@ F64 = npt.NDArray[np.float64]
 _SOURCES = (
     "tilewright.ops.mmq.triton_gemm",
     "tilewright.ops.mmq.triton_parts",
+    "tilewright.ops.mmq.decode_gemv",
+    "tilewright.ops.mmq.decode_parts",
+    "tilewright.ops.mmq.decode_sums",
     "tilewright.ops.mmq.triton_gemv",
     "tilewright.ops.mmq.gemv_parts",
     "tilewright.ops.mmq.gemv_weights",

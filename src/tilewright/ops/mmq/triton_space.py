@@ -1,8 +1,9 @@
 """The tile space of mmq on GPUs, over `tilewright.layout.blocks.GpuBlocks`.
 
-"gemv", "int8", "hopper" and "dense" have files of their own (`gemv_space` and so on); here are the
-tiles of "triton": block_m x block_n outputs, K in steps of block_k, in `split_k` shares;
-`num_warps` warps a program, loads `num_stages` steps ahead, bands of `group_m` rows of tiles.
+"decode", "gemv", "int8", "hopper" and "dense" have files of their own (`decode_space` and so on);
+here are the tiles of "triton": block_m x block_n outputs, K in steps of block_k, in `split_k`
+shares; `num_warps` warps a program, loads `num_stages` steps ahead, bands of `group_m` rows of
+tiles.
 
 Rules and defaults follow what the compiler showed for all 13 types on sm_80, sm_90, gfx1151, gfx90a
 and gfx942 (Triton 3.7): what spills, what waits for every product, what it allots. None was timed.
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.cross import warp_size
-from tilewright.ops.mmq import dense_space, gemv_space, hopper_space, int8_space
+from tilewright.ops.mmq import decode_space, dense_space, gemv_space, hopper_space, int8_space
 from tilewright.ops.mmq.triton_planted import PLANTED
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.ops.w4a16.triton_space import smem_limit_bytes
@@ -135,6 +136,7 @@ def _only(algorithm: str, rule: Rule) -> Rule:
 
 RULES = (
     *(_only("triton", rule) for rule in _TRITON_RULES),
+    *decode_space.RULES,
     *gemv_space.RULES,
     *int8_space.RULES,
     *hopper_space.RULES,
@@ -200,6 +202,8 @@ def _default(problem: Problem) -> Tile:
 
 
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
+    if tile.algorithm == "decode":
+        return decode_space.extents(tile)
     if tile.algorithm in ("gemv", "int8"):
         return (gemv_space if tile.algorithm == "gemv" else int8_space).extents(tile)
     if tile.algorithm in ("hopper", "dense"):
@@ -220,6 +224,7 @@ TRITON_SPACE = TileSpace(
             "group_m": (1, 4, 8),
             "split_k": (1, 2, 4, 8, 16),
         },
+        "decode": decode_space.FIELDS,
         "gemv": gemv_space.FIELDS,
         "int8": int8_space.FIELDS,
         "hopper": hopper_space.FIELDS,

@@ -1,0 +1,198 @@
+"""Runs mmq's kernel for one row of x on the CPU: its own source, Gluon in numpy.
+
+What `ops/w4a16/gluon_numpy.py` does for w4a16's decode kernel, whose stand-in for `gluon.language`
+this is; with a ring in shared memory, which a copy fills only when its group is waited for, and
+with pointers that are cast. It checks indices, masks, fragments and sums; it knows nothing of
+registers, layouts or races.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import deque
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewright.layout.blocks import GpuBlocks
+from tilewright.tiles.tile import Tile
+
+BASE = Path(__file__).parents[1] / "w4a16" / "gluon_numpy.py"
+HOME = "tilewright.ops.mmq"
+KERNELS = ("decode_parts", "decode_sums", "decode_gemv")
+
+
+def module_at(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+base: Any = module_at("gluon_numpy_of_decode", BASE)
+Tensor = base.Tensor
+base.BY_NAME["int16"] = base.Dtype("int16", np.int16)
+for _name in ("xor", "truediv"):
+    setattr(Tensor, f"__{_name}__", base._operator(f"__{_name}__"))
+
+
+class PointerTo:
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+
+def _cast(self: Any, to: Any) -> Any:
+    """A pointer to another type, or the address in bytes as an int64."""
+    size = self.dtype.element_ty.stored.itemsize
+    if not isinstance(to, PointerTo):
+        return Tensor(np.int64(self.offset * size))
+    at, rest = divmod(int(self.offset) * size, to.dtype.stored.itemsize)
+    assert rest == 0, "a pointer that is not aligned to what it is cast to"
+    return base.Pointer(self.memory, to.dtype.name, at)
+
+
+base.Pointer.to = _cast
+
+
+class Ring:
+    """Shared memory of which parts are taken without a copy; NaN before a copy has arrived."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def index(self, i: Any) -> Ring:
+        return Ring(self.data[int(base.unwrap(i))])
+
+    def slice(self, start: int, length: int, dim: int) -> Ring:
+        at = [slice(None)] * self.data.ndim
+        at[dim] = slice(start, start + length)
+        return Ring(self.data[tuple(at)])
+
+    def load(self, layout: Any) -> Any:
+        return Tensor(self.data.copy())
+
+
+class Copies:
+    """Asynchronous copies: groups arrive when they are waited for, and not before."""
+
+    def __init__(self) -> None:
+        self.open: list[Any] = []
+        self.groups: deque[list[Any]] = deque()
+
+    def copy(self, ring: Ring, pointer: Any, mask: Any) -> None:
+        ring.data[...] = base.GARBAGE
+        self.open.append((ring, pointer, mask))
+
+    def commit(self) -> None:
+        self.groups.append(self.open)
+        self.open = []
+
+    def wait(self, outstanding: int) -> None:
+        while len(self.groups) > outstanding:
+            for ring, pointer, mask in self.groups.popleft():
+                found = base.load(pointer, mask).data
+                at = np.broadcast_to(base.unwrap(mask), ring.data.shape)
+                ring.data[at] = np.broadcast_to(found, ring.data.shape)[at]
+
+
+def _prmt(a: Any, b: Any, selector: Any) -> Any:
+    octets = [(v.astype(np.int64) >> (8 * i)) & 255 for v in (a, b) for i in range(4)]
+    out = np.zeros(a.shape, np.int64)
+    for i in range(4):
+        nibble = (selector >> (4 * i)) & 15
+        assert (nibble < 8).all(), "a selector that spreads a sign"
+        out |= np.choose(nibble, octets) << (8 * i)
+    return out.astype(np.int32)
+
+
+def inline_asm_elementwise(asm: str, constraints: str, args: Any, **rest: Any) -> Any:
+    if asm.startswith("mov.b64"):
+        low, high = (base.unwrap(v).astype(np.int64) for v in args)
+        return Tensor((low & 0xFFFFFFFF) | (high << 32))
+    if "mma.sync" in asm:
+        two = base.unwrap(args[4])
+        args = [*args[:4], Tensor(two.astype(np.int32)), Tensor((two >> 32).astype(np.int32)),
+                *args[5:]]  # fmt: skip
+        wide = [Tensor(np.expand_dims(base.unwrap(v), -1)) for v in args]
+        made = base.inline_asm_elementwise(asm[asm.index("mma.sync") :], constraints, wide)
+        return tuple(Tensor(v.data[..., 0]) for v in made)
+    a, b, c = (base.unwrap(v).astype(np.int32) for v in args)
+    if asm == "lop3.b32 $0, $1, $2, $3, 0xEA;":
+        return Tensor((a & b) | c)
+    assert asm == "prmt.b32 $0, $1, $2, $3;"
+    return Tensor(_prmt(a, b, c))
+
+
+class Kernel(base.Kernel):
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*args: Any, num_warps: int, **constants: Any) -> None:
+            given = [base.Pointer.of(v) if isinstance(v, torch.Tensor) else v for v in args]
+            for program in range(grid[0]):
+                base.Kernel.where = (program, 0)
+                self.fn(*given, **constants)
+
+        return launch
+
+
+def jit(fn: Any = None, **_: Any) -> Any:
+    return Kernel(fn) if fn is not None else Kernel
+
+
+def machine() -> Any:
+    """The module `decode_gemv`, whose launcher takes tensors of the CPU."""
+    gl: Any = base._language()
+    gl.int16, gl.pointer_type = base.BY_NAME["int16"], PointerTo
+    gl.SwizzledSharedLayout = lambda *_: None
+    gl.inline_asm_elementwise = inline_asm_elementwise
+    gl.full = lambda shape, value, dtype, layout: Tensor(np.full(shape, value, dtype.stored))
+    gl.full_like = lambda v, value: Tensor(np.full(v.shape, value, np.int32))
+    gl.where = lambda at, a, b: Tensor(np.where(base.unwrap(at), base.unwrap(a), base.unwrap(b)))
+    gl.allocate_shared_memory = lambda dtype, shape, layout: Ring(
+        np.full(shape, base.GARBAGE, dtype.stored)
+    )
+    gluon: Any = ModuleType("triton.experimental.gluon")
+    gluon.jit, gluon.constexpr_function, gluon.language = jit, Kernel, gl
+    copies = Copies()
+    ampere: Any = ModuleType("triton.experimental.gluon.language.nvidia.ampere")
+    ampere.async_copy = SimpleNamespace(
+        async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
+    )
+    experimental: Any = ModuleType("triton.experimental")
+    experimental.gluon = gluon
+    modules: dict[str, Any] = {
+        "triton.experimental": experimental,
+        "triton.experimental.gluon": gluon,
+        "triton.experimental.gluon.language": gl,
+        "triton.experimental.gluon.language.nvidia": ModuleType("nvidia"),
+        "triton.experimental.gluon.language.nvidia.ampere": ampere,
+    }
+    real = importlib.util.find_spec(HOME)
+    assert real is not None
+    assert real.origin is not None
+    with base._instead({**modules, **{f"{HOME}.{name}": None for name in KERNELS}}):
+        for name in KERNELS:
+            found = module_at(f"{HOME}.{name}", Path(real.origin).with_name(f"{name}.py"))
+        found.copies = copies  # type: ignore[attr-defined]
+        return found
+
+
+def product(
+    kernel: Any, x: torch.Tensor, weight: GpuBlocks, bias: torch.Tensor | None, tile: Tile
+) -> torch.Tensor:
+    """y [1, N]. Zeros and x lie in one storage, as they do in the memory of a GPU."""
+    size = 4 * kernel.ZEROS
+    memory = torch.zeros(size + 2 * weight.K, dtype=torch.uint8)
+    memory[size:] = x.contiguous().view(torch.uint8).flatten()
+    space = SimpleNamespace(partials=None, counters=memory[:size].view(torch.int32))
+    y = torch.full((1, weight.N), float("nan"), dtype=x.dtype)
+    kernel.copies.open, kernel.copies.groups = [], deque()
+    with np.errstate(all="ignore"):
+        kernel.launch_decode(memory[size:].view(x.dtype)[None], weight, bias, y, tile, space)
+    return y

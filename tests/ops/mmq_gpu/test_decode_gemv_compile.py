@@ -1,0 +1,90 @@
+"""mmq's kernel for one row of x compiled for sm_90 with no GPU, by a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.layout.blocks import BLOCK_FORMS
+from tilewright.ops.mmq.decode_space import TYPES, smem_bytes
+from tilewright.tiles.tile import Problem, Tile
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
+    )
+
+SCRIPT = Path(__file__).with_name("compile_decode_gemv.py")
+K = 14336
+
+
+def job(name: str, of: tuple[int, int, int], dtype: str = "float16", k: int = K) -> dict[str, Any]:
+    block_n, num_warps, stages = of
+    tile = Tile.of("decode", block_n=block_n, num_warps=num_warps, stages=stages)
+    return {"type": name, "tile": tile, "dtype": dtype, "k": k}
+
+
+JOBS = {
+    **{f"{name} 32 rows": job(name, (32, 8, 3)) for name in TYPES},
+    "Q4_K 16 rows": job("Q4_K", (16, 16, 5)),
+    "Q6_K 16 rows": job("Q6_K", (16, 8, 4)),
+    "Q5_0 bfloat16": job("Q5_0", (32, 8, 5), "bfloat16"),
+    "Q6_K, K shared unevenly": job("Q6_K", (32, 4, 3), k=2560),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every job's result, from one process: starting it costs more than a kernel."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    jobs = {name: {**one, "tile": one["tile"].as_dict()} for name, one in JOBS.items()}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), env=environment,
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_it_compiles_and_does_not_spill(compiled, name):
+    tile, found = JOBS[name]["tile"], compiled[name]
+    assert found["error"] == ""
+    assert found["spilled"] == [0]
+    assert found["overwritten"] == []
+    problem = Problem(
+        "mmq", "sm_90", JOBS[name]["dtype"], JOBS[name]["type"], "float", 1, 64, JOBS[name]["k"], 0
+    )
+    assert found["shared_bytes"] <= smem_bytes(tile, problem) + 1024
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_words_and_x_come_16_bytes_at_a_time(compiled, name):
+    tile, low = JOBS[name]["tile"], BLOCK_FORMS[JOBS[name]["type"]].low.bits
+    a_step = tile.block_n // 8 * low // 2  # copies of a lane
+    assert compiled[name]["copies"] == tile.stages * a_step
+    assert compiled[name]["other_copies"] == 0
+    assert compiled[name]["x_loads"] == 2 * 8  # of the first step and of the next ones
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_scales_cost_no_product(compiled, name):
+    """256 columns are 16 products of 16 rows each, and 16 of ones for the sums of x."""
+    tile = JOBS[name]["tile"]
+    assert compiled[name]["products"] == 16 * (tile.block_n // 16 + 1)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_warps_wait_for_each_other_twice_a_step(compiled, name):
+    """The copies of a step of all rows are one: each alone would be waited for."""
+    tile = JOBS[name]["tile"]
+    assert compiled[name]["barriers"] <= tile.stages - 1 + 2 + 3  # first copies, steps, sums
