@@ -1,0 +1,208 @@
+"""What `tune_ops.py` tunes: the products of models that users run, and which tiles are tried.
+
+Problems are what the layers of a model multiply as `tilewright.model.join` joins them. Numbers of
+rows are chosen for `lookup`, which takes a row for half and twice as many rows of x, and for N and
+K within a factor of 4.
+
+Tiles are not listed by hand. For each problem there are the space's default; the defaults of
+problems of its kind with other rows and shapes; and tiles that differ from the default in one field
+by one step. A kind (op, weight type, dtype, group) compiles a limited number of them, taken from
+its problems in turn, so that each brings its best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from tilewright.ops.space import TileSpace
+from tilewright.tiles.tile import Problem, Tile
+
+__all__ = ["ARCH", "OPS", "Kind", "Wanted", "kind_of_problem", "shortlists", "wanted"]
+
+ARCH = "sm_90"
+_OTHER_CHIPS = ("sm_80", "gfx942")
+OPS = ("mmq", "moe", "ssd", "conv1d")
+
+Kind = tuple[str, str, str, int]
+"""Op, weight type, dtype and group: what kernels are compiled for."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A problem, the model that it is of, and its turn: the lower the rank, the sooner."""
+
+    problem: Problem
+    name: str
+    rank: int
+
+
+def kind_of_problem(problem: Problem) -> Kind:
+    return (problem.op, problem.weight_type, problem.act_dtype, problem.group)
+
+
+_EVERY = (1, 8, 16, 64, 128, 512, 1024, 2048, 4096)
+_SOME = (1, 16, 64, 512, 2048)
+_FEW = (1, 64, 512)
+_HALF = ("float16", "bfloat16")
+
+# Model, weight type, dtype, rank, rows of x, and N x K.
+_Row = tuple[str, str, str, int, Sequence[int], Sequence[tuple[int, int]]]
+
+_LLAMA = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
+"""gate and up, down, q, k and v, o of Llama-3-8B; those of half of its layers hold v and down in
+Q6_K, and q and k are 5120 rows then, for which the row of 6144 serves."""
+
+_MMQ: tuple[_Row, ...] = (
+    ("Llama-3-8B Q4_K_M", "Q4_K", "float16", 0, _EVERY, _LLAMA),
+    ("Llama-3-8B Q4_K_M", "Q6_K", "float16", 1, _SOME, ((4096, 14336),)),
+    ("Llama-3-8B Q4_K_M head", "Q6_K", "float16", 1, (1,), ((128256, 4096),)),
+    ("Llama-3-8B Q4_K_M", "Q4_K", "bfloat16", 2, _SOME, _LLAMA),
+    ("Llama-3-8B Q4_K_M", "Q6_K", "bfloat16", 3, _SOME, ((4096, 14336),)),
+    ("SmolLM2-135M Q4_1", "Q4_1", "float16", 4, _FEW, ((3072, 576), (576, 1536), (960, 576))),
+    ("Gemma-3-270m Q4_K_M", "Q5_0", "float16", 4, _FEW, ((4096, 640), (1536, 640))),
+    ("Gemma-3-270m Q4_K_M", "Q4_K", "float16", 4, _FEW, ((640, 2048),)),
+    ("Gemma-3-270m Q4_K_M", "Q6_K", "float16", 4, _FEW, ((640, 2048),)),
+    ("SmolLM2-135M Q4_1 head", "Q8_0", "float16", 5, (1,), ((49152, 576),)),
+)
+
+_EXPERTS = ((1536, 2048), (2048, 768))
+"""gate and up, and down, of each of 128 experts of Qwen3-30B-A3B."""
+
+_SLOTS = (8, 64, 256, 1024, 4096)
+"""8 experts for each of 1, 8, 32, 128 and 512 tokens."""
+
+_MOE: tuple[_Row, ...] = (
+    ("Qwen3-30B-A3B Q4_K_M", "Q4_K", "float16", 0, _SLOTS, _EXPERTS),
+    ("Qwen3-30B-A3B 4-bit", "uint4", "float16", 1, _SLOTS, _EXPERTS),
+    ("Qwen3-30B-A3B Q4_K_M", "Q4_K", "bfloat16", 2, _SLOTS, _EXPERTS),
+    ("Qwen3-30B-A3B Q4_K_M", "Q6_K", "float16", 3, _SLOTS, _EXPERTS[1:]),
+    ("Qwen3-30B-A3B 4-bit", "uint4", "bfloat16", 4, _SLOTS, _EXPERTS),
+)
+
+_TOKENS = (256, 1024, 4096)
+_SCANS = (
+    ("Nemotron-H-8B", 128, 64, 8),
+    ("Nemotron-Nano-9B-v2", 128, 80, 8),
+    ("Mamba2-2.7B", 80, 64, 1),
+)
+"""Model, heads, head dimension, groups; states have 128 numbers."""
+
+_MIXED = 8192 + 2 * 8 * 128
+"""Channels of the convolution of Nemotron-H-8B: x, B and C."""
+
+
+def _products(op: str, rows: Iterable[_Row], group: int = 0) -> Iterator[Wanted]:
+    for name, weight_type, dtype, rank, batches, shapes in rows:
+        # All rows of a weight together: it is drawn once for them.
+        for n, k in shapes:
+            for m in batches:
+                size = group if weight_type.startswith("uint4") else 0
+                yield Wanted(
+                    Problem(op, ARCH, dtype, weight_type, "float", m, n, k, size), name, rank
+                )
+
+
+def _scans() -> Iterator[Wanted]:
+    for rank, dtype in enumerate(reversed(_HALF)):  # as these models are stored
+        for name, heads, p, groups in _SCANS:
+            for m in _TOKENS:
+                problem = Problem(
+                    "ssd", ARCH, dtype, f"p{p}", "float", m, heads * p, 128, heads // groups
+                )
+                yield Wanted(problem, name, rank)
+
+
+def _convolutions() -> Iterator[Wanted]:
+    for rank, dtype in enumerate(reversed(_HALF)):
+        for m in _TOKENS:
+            problem = Problem("conv1d", ARCH, dtype, "w4", "float", m, _MIXED, 4, 0)
+            yield Wanted(problem, "Nemotron-H-8B", rank)
+
+
+def wanted(op: str) -> list[Wanted]:
+    """The problems of an op, those that most users meet first."""
+    found = {
+        "mmq": lambda: _products("mmq", _MMQ),
+        "moe": lambda: _products("moe", _MOE, 128),
+        "ssd": _scans,
+        "conv1d": _convolutions,
+    }[op]()
+    return sorted(found, key=lambda one: one.rank)
+
+
+def shortlists(
+    problems: Sequence[Problem], space: TileSpace, limits: Mapping[Kind, int]
+) -> dict[Problem, tuple[Tile, ...]]:
+    """The tiles to try for each problem, the default first, then the likeliest.
+
+    Args:
+        problems: of one op.
+        space: its space.
+        limits: how many different tiles a kind may compile.
+    """
+    found: dict[Problem, tuple[Tile, ...]] = {}
+    for kind in dict.fromkeys(map(kind_of_problem, problems)):
+        own = [problem for problem in problems if kind_of_problem(problem) == kind]
+        ranked = [_ranked(problem, own, space, turn) for turn, problem in enumerate(own)]
+        chosen: dict[Tile, None] = {}
+        for tile in _in_turn(*ranked):
+            if len(chosen) < limits[kind]:
+                chosen.setdefault(tile)
+        for problem, tiles in zip(own, ranked, strict=True):
+            first = [tile for tile in tiles if tile in chosen]
+            others = [tile for tile in chosen if space.is_legal(tile, problem)]
+            found[problem] = tuple(dict.fromkeys([*first, *others]))
+    return found
+
+
+def _ranked(problem: Problem, kind: Sequence[Problem], space: TileSpace, turn: int) -> list[Tile]:
+    """The default; one tile of each other algorithm; defaults of problems like it, the nearest
+    first, and neighbours of the default in turn; neighbours of the other algorithms' tiles.
+
+    Where one algorithm is the default of all problems here, those of other chips tell of others.
+    Neighbours begin with another field at each turn.
+    """
+    near = sorted(kind, key=lambda other: _apart(problem, other))
+    defaults = dict.fromkeys(map(space.default, (problem, *near)))
+    if len({tile.algorithm for tile in defaults}) == 1:
+        abroad = (replace(problem, arch=arch) for arch in _OTHER_CHIPS)
+        defaults |= dict.fromkeys(map(space.default, abroad))
+    others = [tile for tile in defaults if space.is_legal(tile, problem)]
+    firsts: dict[Any, Tile] = {}
+    for tile in others:
+        firsts.setdefault(tile.algorithm, tile)
+    first, *rest = ([*_turned(_one_field_off(tile, problem, space), turn)]
+                    for tile in firsts.values())  # fmt: skip
+    ranked = [*firsts.values(), *_in_turn(others, first), *_in_turn(*rest)]
+    return list(dict.fromkeys(ranked))
+
+
+def _in_turn(*lists: Sequence[Tile]) -> Iterator[Tile]:
+    """The first of each, the second of each, and so on."""
+    return (tile for row in zip_longest(*lists) for tile in row if tile is not None)
+
+
+def _turned(tiles: Iterable[Tile], turn: int) -> list[Tile]:
+    found = list(tiles)
+    at = turn % len(found) if found else 0
+    return [*found[at:], *found[:at]]
+
+
+def _apart(a: Problem, b: Problem) -> float:
+    pairs = ((a.M, b.M), (a.N, b.N), (a.K, b.K))
+    return sum(abs(math.log2(one / other)) for one, other in pairs)
+
+
+def _one_field_off(tile: Tile, problem: Problem, space: TileSpace) -> Iterator[Tile]:
+    """Legal tiles that differ in one field, by the least step up and down that gives one."""
+    for name, values in space.fields[tile.algorithm].items():
+        at = values.index(getattr(tile, name))
+        for path in (values[at + 1 :], values[:at][::-1]):
+            moved = (tile.replace(**{name: value}) for value in path)
+            legal = next((other for other in moved if space.is_legal(other, problem)), None)
+            if legal is not None:
+                yield legal
