@@ -131,7 +131,7 @@ def test_a_large_product_is_checked_at_fewer_rows_and_that_is_said(
     work: int, vocabulary: int, verdict: str, model: ScriptedModel, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("tilewright.cli.bench._MOST_WORK", {"cpu": work})
+    monkeypatch.setattr("tilewright.cli.checked._MOST_WORK", {"cpu": work})
     monkeypatch.setattr(model.config, "vocab_size", vocabulary)
     (tmp_path / "m.gguf").write_bytes(b"")
     arguments = ["bench", str(tmp_path / "m.gguf"), "-p", "128", "-n", "0", "-r", "1", "-o", "json"]

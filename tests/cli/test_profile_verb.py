@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from fakes import ScriptedModel
 from model.gguf_models import Tiny, write
 from tilewright.cli.main import cli
 from tilewright.measure import Ceiling
@@ -111,3 +112,35 @@ def test_bad_calls(tiny: Path, arguments: list[str], code: int, message: str) ->
     result = invoke(str(tiny), "--no-verify", *arguments)
     assert result.exit_code == code
     assert message in result.stderr
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
+    """A model as if it were on a GPU, and a profiler that sees one kernel."""
+    from tilewright.model import kernel_time
+
+    model = ScriptedModel()
+    rows = kernel_time.group_kernels([("_mmq_kernel", 5.0)], {"_mmq_kernel": ("mmq",)})
+    monkeypatch.setattr(kernel_time, "_on_gpu", lambda _: None)
+    monkeypatch.setattr(kernel_time, "_profiled", lambda run: rows)
+    monkeypatch.setattr("tilewright.cli.profile.load_model", lambda path, **_: (model, None))
+    return model
+
+
+def test_a_gpu_shows_its_kernels_by_op(tiny: Path, gpu: ScriptedModel) -> None:
+    result = invoke(str(tiny), "--device", "cuda", "-p", "64", "-n", "8", "-o", "md", "--no-verify")
+    assert result.exit_code == 0, result.output
+    assert "tiny.gguf: GPU kernel time by op, pp64" in result.stdout
+    assert "tiny.gguf: GPU kernel time by op, tg8 @ d64" in result.stdout
+    assert result.stdout.count("Not verified (--no-verify).") == 1
+    only = invoke(str(tiny), "--device", "cuda", "-p", "0", "-n", "8", "-o", "json", "--no-verify")
+    whole = json.loads(only.stdout)
+    assert [report["test"] for report in whole["kernel_time"]] == ["tg8"]
+    assert whole["kernel_time"][0]["rows"][0]["op"] == "mmq"
+    assert whole["subject"] == "tiny.gguf"
+
+
+def test_a_gpu_has_no_ceiling_of_the_cpus(tiny: Path) -> None:
+    result = invoke(str(tiny), "--device", "cuda", "--ceiling")
+    assert result.exit_code == 2
+    assert "--ceiling measures the CPU; leave it out with --device cuda" in result.stderr

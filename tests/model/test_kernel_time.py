@@ -15,6 +15,7 @@ from tilewright.model.kernel_time import (
     group_kernels,
     kernel_owners,
     prefill_kernel_time,
+    step_kernel_time,
 )
 from tilewright.report.bench import bench_report, bench_table
 
@@ -131,3 +132,52 @@ def test_what_cannot_be_read(device: str, tokens: int, message: str) -> None:
     model = SimpleNamespace(device=torch.device(device))
     with pytest.raises(UnsupportedError, match=message):
         prefill_kernel_time(model, ScriptedModel().tilewright_decoder(), tokens)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A scripted model that says it is on a GPU; a profiler that sees two kernels a call."""
+    from tilewright.model import kernel_time
+
+    def profiled(run: Any) -> Any:
+        model.calls.append(("profile",))
+        run()
+        return group_kernels([("_mmq_kernel", 6.0), ("void flash_fwd<a>(b)", 2.0)], OWNERS)
+
+    model = ScriptedModel()
+    monkeypatch.setattr(kernel_time, "_on_gpu", lambda _: None)
+    monkeypatch.setattr(kernel_time, "_profiled", profiled)
+    return model
+
+
+def calls_from_the_profile(model: Any) -> list[str]:
+    names = [call[0] for call in model.calls]
+    return names[names.index("profile") + 1 :]
+
+
+def test_single_tokens_are_timed_behind_their_context(gpu: Any) -> None:
+    report = step_kernel_time(gpu, gpu.tilewright_decoder(), 5, depth=7)
+    assert (report.test, report.tokens, report.total_us) == ("tg5 @ d7", 0, 8.0)
+    assert report.to_dict()["test"] == "tg5 @ d7"
+    assert calls_from_the_profile(gpu) == ["step"] * 5 + ["reset"]
+    before = [call[0] for call in gpu.calls][:-7]
+    assert before == ["reset", "prefill", "step", "step", "step", "reset", "prefill"]
+
+
+def test_a_prompt_is_timed_behind_its_context(gpu: Any) -> None:
+    report = prefill_kernel_time(gpu, gpu.tilewright_decoder(), 9, depth=4)
+    assert report.test == "pp9 @ d4"
+    assert calls_from_the_profile(gpu) == ["prefill", "reset"]
+    assert prefill_kernel_time(gpu, gpu.tilewright_decoder(), 9).test == "pp9"
+    assert step_kernel_time(gpu, gpu.tilewright_decoder(), 2).test == "tg2"
+
+
+def test_no_step_is_refused(gpu: Any) -> None:
+    with pytest.raises(UnsupportedError, match="steps: got 0; give 1 or more"):
+        step_kernel_time(gpu, gpu.tilewright_decoder(), 0)
+
+
+def test_steps_of_the_cpu_are_refused() -> None:
+    model = SimpleNamespace(device=torch.device("cpu"))
+    with pytest.raises(UnsupportedError, match="the model is on cpu"):
+        step_kernel_time(model, ScriptedModel().tilewright_decoder(), 1)

@@ -405,6 +405,14 @@ def test_verify_runs_the_models_own_scan(hybrid: Any, tmp_path: Path) -> None:
     assert {group.label.split()[0] for group in report.groups()} == {"SSM_SCAN"}
 
 
+def test_scans_are_verified_where_no_product_is_packed(hybrid: Any, tmp_path: Path) -> None:
+    hybrid.write_folder(tmp_path, hybrid.plain_model("mamba2"), "F32")
+    model, _ = load(tmp_path)
+    cases = model_cases(model, batches=(3,))
+    assert set(cases) == {"ssd"}
+    assert verify_cases(cases).passed
+
+
 def test_names_of_older_checkpoints(hybrid: Any, tmp_path: Path) -> None:
     """`backbone.embedding` and Codestral's `model.` in front are understood."""
     from safetensors.torch import load_file, save_file

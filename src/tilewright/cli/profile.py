@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tilewright.cli.common import (
     activations_option,
+    device_option,
     epilog,
     load_model,
     model_argument,
@@ -21,8 +22,8 @@ from tilewright.cli.common import (
     threads_option,
 )
 
-_MOST_ROWS = 512  # a longer prompt runs the same kernels
-_LARGE = 1 << 24  # values of an output matrix, which is only ever applied to one row
+if TYPE_CHECKING:
+    from tilewright.model.kernel_time import KernelReport
 
 
 @click.command(
@@ -31,6 +32,7 @@ _LARGE = 1 << 24  # values of an output matrix, which is only ever applied to on
         "tilewright profile smollm2",
         "tilewright profile model.gguf -p 2048 -n 0 --activations int8 -o md",
         "tilewright profile model.gguf -p 0 -n 32 -d 4096 --ceiling",
+        "tilewright profile model.gguf -p 4096 --device cuda",
     ),
 )
 @model_argument
@@ -41,7 +43,7 @@ _LARGE = 1 << 24  # values of an output matrix, which is only ever applied to on
 @click.option("-d", "--n-depth", type=click.IntRange(min=0), default=0, show_default=True,
               help="Tokens already in the context.")  # fmt: skip
 @click.option("-r", "--repetitions", type=click.IntRange(min=1), default=5, show_default=True,
-              help="Passes of the prompt.")  # fmt: skip
+              help="Passes of the prompt on the CPU; on a GPU there is one.")  # fmt: skip
 @click.option("--ceiling", is_flag=True,
               help="Measure what this machine can do, and state rates against it.")  # fmt: skip
 @click.option("--no-verify", is_flag=True,
@@ -50,6 +52,7 @@ _LARGE = 1 << 24  # values of an output matrix, which is only ever applied to on
 @click.option("-o", "--output", type=click.Choice(["terminal", "md", "json"]),
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
 @activations_option
+@device_option
 @threads_option
 def profile_command(
     model: Path | str,
@@ -62,25 +65,42 @@ def profile_command(
     seed: int,
     output: str,
     activations: str,
+    device: str,
     threads: int | None,
 ) -> None:
     """Time by role, op and weight type: which kernels are hot, for a prompt and for a token.
 
     Each launch of a captured model is timed on the model's own buffers, in order; other models are
     timed by hooks around their modules. The report states what timing adds, and how far the parts
-    add up to a pass without instruments.
+    add up to a pass without instruments. On a GPU, torch's profiler times every kernel, and they
+    are listed by op.
     """
     if not n_prompt and not n_gen:
         raise click.UsageError("nothing to time: give -p or -n a value above 0")
+    if ceiling and device != "cpu":
+        raise click.UsageError("--ceiling measures the CPU; leave it out with --device cuda")
     used = set_threads(threads)
-    from tilewright.model.profile import profile
-    from tilewright.report.profile import profile_report
     from tilewright.report.provenance import provenance
 
-    loaded, _ = load_model(model, activations=activations, needs_tokenizer=False)
+    loaded, _ = load_model(model, activations=activations, needs_tokenizer=False, device=device)
     notes = ["Not verified (--no-verify)."]
     if not no_verify:
-        notes = [_verified(loaded, activations, n_prompt, n_gen, seed)]
+        notes = [_checked(loaded, activations, n_prompt, seed, device)]
+    width, color = terminal_look()
+    if device != "cpu":
+        from tilewright.report.bench import kernels_report
+
+        record = provenance(["tilewright", *sys.argv[1:]], threads=used)
+        reports = _kernel_times(loaded, n_prompt, n_gen, n_depth, seed)
+        text = kernels_report(
+            reports, output, subject=model_name(model), provenance=record, notes=notes,
+            width=width, color=color,
+        )  # fmt: skip
+        click.echo(text, nl=False)
+        return
+    from tilewright.model.profile import profile
+    from tilewright.report.profile import profile_report
+
     peak = None
     if ceiling:
         from tilewright.model.peak import measure_ceiling
@@ -99,7 +119,6 @@ def profile_command(
             ceiling=peak,
             progress=lambda what, done, of: move(done, of, what),
         )
-    width, color = terminal_look()
     text = profile_report(
         report,
         output,
@@ -112,29 +131,36 @@ def profile_command(
     click.echo(text, nl=False)
 
 
-def _verified(model: Any, activations: str, n_prompt: int, n_gen: int, seed: int) -> str:
+def _checked(model: Any, activations: str, n_prompt: int, seed: int, device: str) -> str:
     """Verify the model's products at the sizes to be timed; what the check said.
 
     Raises:
         GateError: one of them is wrong, so nothing is timed.
     """
-    from tilewright.errors import GateError, UnsupportedError
-    from tilewright.model.check import model_cases, verify_cases
-    from tilewright.report.verify import failure_line
+    from tilewright.cli.checked import checked
+    from tilewright.errors import UnsupportedError
+    from tilewright.model.check import model_cases
 
-    sizes = sorted({*([min(n_prompt, _MOST_ROWS)] if n_prompt else []), *([1] if n_gen else [])})
     try:
-        found = model_cases(model, paths=[activations], batches=sizes)
+        model_cases(model, paths=[activations], batches=[1])
     except UnsupportedError:
         return "The model has no packed product, so there was nothing to verify."
-    cases = {op: [c for c in some if c.M == 1 or c.N * c.K <= _LARGE] for op, some in found.items()}
-    with progress_bar("verify") as move:
-        report = verify_cases(
-            cases, seed=seed, on_case=lambda row, done, total: move(done, total, row.label)
-        )
-    if report.failures:
-        lines = "\n".join(failure_line(row) for row in report.failures)
-        raise GateError(f"the model's products are not right, so nothing is timed\n{lines}")
-    if not report.complete:
-        raise KeyboardInterrupt
-    return f"Verified: {len(report.rows)}/{len(report.rows)} products of this model."
+    said = checked(model, activations, [n_prompt], seed, device)
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _kernel_times(
+    model: Any, n_prompt: int, n_gen: int, n_depth: int, seed: int
+) -> list[KernelReport]:
+    """Kernels of a prompt, then those of single tokens behind it, as far as they are wanted."""
+    from tilewright.model.generate import decoder_for
+    from tilewright.model.kernel_time import prefill_kernel_time, step_kernel_time
+
+    decoder = decoder_for(model)
+    found = []
+    if n_prompt:
+        found.append(prefill_kernel_time(model, decoder, n_prompt, depth=n_depth, seed=seed))
+    if n_gen:
+        depth = n_depth + n_prompt
+        found.append(step_kernel_time(model, decoder, n_gen, depth=depth, seed=seed))
+    return found

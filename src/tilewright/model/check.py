@@ -41,26 +41,25 @@ def model_cases(
         batches: rows of x.
 
     Raises:
-        UnsupportedError: the model has no product that runs packed.
+        UnsupportedError: the model has neither a product that runs packed nor a scan.
     """
     device, dtype = device_of(model), _ACT_DTYPES[str(model.dtype)]
     arch = arch_of(device)
     if device.type != "cpu":
         paths = ["float"]
-    cases = problems_to_cases(
-        [
-            Problem(p.op, arch, dtype, p.type, path, 1, p.N, p.K, p.group)
-            for path in paths
-            for p in model_problems(model)
-        ],
-        batches,
-    )
-    mixture = expert_cases(model, dtype, paths, batches)
-    if mixture:
-        cases["moe"] = mixture
-    scans = scan_cases(model, dtype, batches)
-    if scans:
-        cases["ssd"] = scans
+    others = {
+        "moe": expert_cases(model, dtype, paths, batches),
+        "ssd": scan_cases(model, dtype, batches),
+    }
+    others = {op: some for op, some in others.items() if some}
+    problems = [
+        Problem(p.op, arch, dtype, p.type, path, 1, p.N, p.K, p.group)
+        for path in paths
+        for p in model_problems(model)
+    ]
+    # Scans may be all that there is to verify: their projections need not be packed.
+    cases = problems_to_cases(problems, batches) if problems or not others else {}
+    cases |= others
     on = "" if device.type == "cpu" else f"@{device.type}"
     return {f"{op}{on}": some for op, some in cases.items()}
 

@@ -1,4 +1,4 @@
-"""Where a GPU's time goes in one prefill: its kernels, by the op that they belong to.
+"""Where a GPU's time goes in a prefill or in single tokens: kernels, by the op they belong to.
 
 torch's profiler names every kernel and says how long it ran. Tilewright's kernels are told by the
 functions that are defined in the folders of the ops; attention and dense products by the names that
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,19 @@ from tilewright.errors import MeasureError, UnsupportedError
 from tilewright.model.generate import Decoder
 from tilewright.model.placement import device_of
 
-__all__ = ["KernelReport", "KernelTime", "group_kernels", "kernel_owners", "prefill_kernel_time"]
+__all__ = [
+    "KernelReport",
+    "KernelTime",
+    "group_kernels",
+    "kernel_owners",
+    "prefill_kernel_time",
+    "step_kernel_time",
+]
 
 _ATTENTION = re.compile(r"flash|fmha|sdpa|attend|attention|_mha_", re.IGNORECASE)
 _DENSE = re.compile(r"gemm|gemv|cutlass|xmma|nvjet|cublas|Cijk_", re.IGNORECASE)
 _MOST_KERNELS = 8  # of one op that are named
+_WARM_STEPS = 3  # the first captures the step
 
 
 @dataclass(frozen=True)
@@ -50,22 +58,32 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One prefill.
+    """One prefill, or some single tokens.
 
     Attributes:
-        tokens: of the prompt.
+        tokens: of the prompt; 0 where single tokens were timed.
         total_us: time of all kernels.
         rows: by op, the longest first.
+        steps: single tokens that were timed; 0 for a prefill.
+        depth: tokens in the context before.
     """
 
     tokens: int
     total_us: float
     rows: tuple[KernelTime, ...]
+    steps: int = 0
+    depth: int = 0
+
+    @property
+    def test(self) -> str:
+        """As llama-bench names it: "pp512", "tg16", "tg16 @ d512"."""
+        what = f"tg{self.steps}" if self.steps else f"pp{self.tokens}"
+        return f"{what} @ d{self.depth}" if self.depth else what
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the test is named as llama-bench names it."""
         return {
-            "test": f"pp{self.tokens}",
+            "test": self.test,
             "total_us": self.total_us,
             "rows": [
                 {
@@ -140,7 +158,7 @@ def _library_op(name: str) -> str:
 
 @torch.inference_mode()
 def prefill_kernel_time(
-    model: Any, decoder: Decoder, tokens: int, *, seed: int = 0
+    model: Any, decoder: Decoder, tokens: int, *, depth: int = 0, seed: int = 0
 ) -> KernelReport:
     """Run one prompt under torch's profiler, after one without it.
 
@@ -148,30 +166,84 @@ def prefill_kernel_time(
         model: on a GPU.
         decoder: of that model; it is reset.
         tokens: of the prompt, at least 1.
+        depth: tokens in the context before it.
         seed: of the token ids.
 
     Raises:
         UnsupportedError: the model is not on a GPU, or `tokens` is below 1.
         MeasureError: the profiler saw no kernel.
     """
+    _on_gpu(model)
+    if tokens < 1:
+        raise UnsupportedError(f"tokens: got {tokens}; give 1 or more")
+    ids = _ids(model, depth + tokens, seed)
+    _feed(decoder, ids[:, :depth])
+    decoder.prefill(ids[:, depth:])
+    _feed(decoder, ids[:, :depth])
+    rows = _profiled(lambda: decoder.prefill(ids[:, depth:]))
+    decoder.reset()
+    return KernelReport(tokens, sum(row.us for row in rows), rows, depth=depth)
+
+
+@torch.inference_mode()
+def step_kernel_time(
+    model: Any, decoder: Decoder, steps: int, *, depth: int = 0, seed: int = 0
+) -> KernelReport:
+    """Run single tokens under torch's profiler, after some without it.
+
+    Args:
+        model, decoder, depth, seed: as `prefill_kernel_time`.
+        steps: tokens to time, at least 1.
+
+    Raises:
+        UnsupportedError, MeasureError: as `prefill_kernel_time`.
+    """
+    _on_gpu(model)
+    if steps < 1:
+        raise UnsupportedError(f"steps: got {steps}; give 1 or more")
+    ids = _ids(model, depth + steps, seed)
+    tokens = [int(token) for token in ids[0, depth:]]
+
+    def run(some: list[int]) -> None:
+        for token in some:
+            decoder.step(token)
+
+    _feed(decoder, ids[:, :depth])
+    run(tokens[:_WARM_STEPS])
+    _feed(decoder, ids[:, :depth])
+    rows = _profiled(lambda: run(tokens))
+    decoder.reset()
+    return KernelReport(0, sum(row.us for row in rows), rows, steps, depth)
+
+
+def _feed(decoder: Decoder, ids: torch.Tensor) -> None:
+    """Start anew, with ids [1, T] in the context."""
+    decoder.reset()
+    if ids.shape[1]:
+        decoder.prefill(ids)
+
+
+def _on_gpu(model: Any) -> None:
     if device_of(model).type != "cuda":
         raise UnsupportedError(
             f"the model is on {device_of(model)}; kernel time is read on a GPU - use "
             "`tilewright profile` on the CPU"
         )
-    if tokens < 1:
-        raise UnsupportedError(f"tokens: got {tokens}; give 1 or more")
+
+
+def _ids(model: Any, count: int, seed: int) -> torch.Tensor:
+    vocabulary = model.config.get_text_config().vocab_size
+    return torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+def _profiled(run: Callable[[], object]) -> tuple[KernelTime, ...]:
+    """The kernels that `run` launches, by op."""
     from torch.profiler import ProfilerActivity, profile
 
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(0, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(seed))
-    decoder.reset()
-    decoder.prefill(ids)
-    decoder.reset()
+    torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
-        decoder.prefill(ids)
+        run()
         torch.cuda.synchronize()
-    decoder.reset()
     kernels = [
         (event.time_range.start, event.name, float(event.time_range.elapsed_us()))
         for event in seen.events()
@@ -183,8 +255,7 @@ def prefill_kernel_time(
             "leave the kernel times out"
         )
     kernels.sort()
-    rows = group_kernels(((name, us) for _, name, us in kernels), kernel_owners())
-    return KernelReport(tokens, sum(row.us for row in rows), rows)
+    return group_kernels(((name, us) for _, name, us in kernels), kernel_owners())
 
 
 def _is_copy(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilewright.model.bench import BenchResult
@@ -11,7 +12,7 @@ from tilewright.model.kernel_time import KernelReport
 from tilewright.report.render import render, to_json
 from tilewright.report.table import Column, Table, binary_bytes
 
-__all__ = ["bench_report", "bench_table", "kernel_table"]
+__all__ = ["bench_report", "bench_table", "kernel_table", "kernels_report"]
 
 
 def _median(row: Mapping[str, Any]) -> str:
@@ -88,8 +89,8 @@ _KERNEL_COLUMNS = (
 )
 
 
-def kernel_table(report: KernelReport) -> Table:
-    """One row an op, and below them the total."""
+def kernel_table(report: KernelReport, notes: Sequence[str] = ()) -> Table:
+    """One row an op, below them the total, and then the notes."""
     rows = [
         {
             "op": row.op,
@@ -100,8 +101,8 @@ def kernel_table(report: KernelReport) -> Table:
         }
         for row in report.rows
     ]
-    total = f"total kernel time at pp{report.tokens}: {report.total_us / 1e3:.2f} ms"
-    return Table(f"GPU kernel time by op, pp{report.tokens}", _KERNEL_COLUMNS, rows, [total])
+    total = f"total kernel time at {report.test}: {report.total_us / 1e3:.2f} ms"
+    return Table(f"GPU kernel time by op, {report.test}", _KERNEL_COLUMNS, rows, [total, *notes])
 
 
 def _short(name: str) -> str:
@@ -128,3 +129,28 @@ def bench_report(
         return json.dumps(whole, indent=2, allow_nan=False) + "\n"
     parts = [table, kernel_table(kernels)]
     return "\n".join(render(part, form, width=width, color=color) for part in parts)
+
+
+def kernels_report(
+    reports: Sequence[KernelReport],
+    form: str,
+    *,
+    subject: str,
+    provenance: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """Kernel times alone: a table each, the notes below the last; in JSON, under "kernel_time"."""
+    if form == "json":
+        whole = {
+            "provenance": provenance,
+            "notes": list(notes),
+            "subject": subject,
+            "kernel_time": [report.to_dict() for report in reports],
+        }
+        return json.dumps(whole, indent=2, allow_nan=False) + "\n"
+    tables = [kernel_table(report) for report in reports[:-1]]
+    tables += [kernel_table(report, notes) for report in reports[-1:]]
+    tables = [replace(table, title=f"{subject}: {table.title}") for table in tables]
+    return "\n".join(render(table, form, width=width, color=color) for table in tables)
