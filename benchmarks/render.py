@@ -22,7 +22,7 @@ from typing import Any
 _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))
 
-from render_gpu import against_table, bars_table, gguf_model_table  # noqa: E402
+from render_gpu import against_table, bars_table, gguf_model_table, ladder_table  # noqa: E402
 from render_llama import subjects_of, versus_gpu_table  # noqa: E402
 from tables import markdown  # noqa: E402
 
@@ -307,6 +307,7 @@ _KINDS = {
     "gpu-mmq": _Kind(against_table, _measured_parts),
     "gpu-moe": _Kind(against_table, _measured_parts),
     "gpu-ssd": _Kind(against_table, _measured_parts),
+    "gpu-ladder": _Kind(ladder_table, lambda result: [result["title"]]),
     "gpu-gguf-model": _Kind(gguf_model_table, lambda result: [result["model"]["name"]]),
     "gpu-versus-llama-cpp": _Kind(versus_gpu_table, subjects_of),
 }

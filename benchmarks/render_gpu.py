@@ -8,14 +8,15 @@ from typing import Any
 
 from tables import markdown
 
-__all__ = ["against_table", "bars_table", "gguf_model_table"]
+__all__ = ["against_table", "bars_table", "gguf_model_table", "ladder_table"]
 
 _KEPT_FIGURES = {"gpu-mmq": "llama_cpp_us", "gpu-moe": "llama_cpp_us", "gpu-ssd": "mamba_ssm_us"}
 _PEERS = {"llama_cpp_us": "llama.cpp", "mamba_ssm_us": "mamba_ssm"}
 
 
 def against_table(result: Mapping[str, Any], subject: str) -> str:
-    """Times of every arm by case; figures of another run beside them, named as such.
+    """Times of every arm by case; and how much faster than the peer's best, with its verdict, where
+    the peer ran in the same blocks. Elsewhere figures of another run stand there, named as such.
 
     `subject` is a part of the result, or "" where it has none.
     """
@@ -30,6 +31,10 @@ def against_table(result: Mapping[str, Any], subject: str) -> str:
     if base != "tilewright":
         header.append(f"vs {base}")
     kept = {case["id"]: _figure(result[figures], case) for case in cases}
+    paired = any(case.get("pairs") for case in cases)
+    if paired:
+        kept = dict.fromkeys(kept)
+        header.append(f"vs the best of {peer}")
     if any(kept.values()):
         header += [f"{peer} us*", f"vs {peer}*"]
     rows = []
@@ -45,6 +50,9 @@ def against_table(result: Mapping[str, Any], subject: str) -> str:
                 pairs = zip(us[base], ours, strict=True) if us[base] and ours else ()
                 ratios = [theirs / mine for theirs, mine in pairs]
                 cells.append(f"{statistics.median(ratios):.2f}x" if ratios else "")
+            if paired:
+                best = min(case.get("pairs", ()), key=lambda row: row["ratio"], default=None)
+                cells.append(f"{best['ratio']:.2f}x {best['verdict']}" if best else "")
             if any(kept.values()):
                 figure = kept[case["id"]]
                 faster = figure / statistics.median(ours) if figure and ours else None
@@ -69,8 +77,46 @@ def against_table(result: Mapping[str, Any], subject: str) -> str:
     return f"{markdown(header, rows)}\n\n{note}"
 
 
+def ladder_table(result: Mapping[str, Any], subject: str) -> str:
+    """Times of every rung by case, and what each is worth: against the one below it, and taken out
+    of the finished stack."""
+    cases = [case for case in result["cases"] if case.get("cold")]
+    arms = list(dict.fromkeys(arm for case in cases for arm in case["arms"]))
+    header = [subject]
+    for case in cases:
+        header += [f"{case['id']}: us", "vs below", "left out"]
+    rows = []
+    for rung in arms:
+        if rung.startswith("without "):
+            continue
+        cells = [rung]
+        for case in cases:
+            us = _us(case, "cold", rung)
+            time = f"{statistics.median(us):.1f}" if us else f"as {case['arms'][rung]['as']}"
+            cells.append("**wrong**" if rung in case["failed"] else time)
+            below = [p for p in case["pairs"] if p["b"] == rung][-1:]
+            left = [p for p in case["left"] if p["a"] == f"without {rung}"]
+            cells += [f"{p[0]['ratio']:.3f}x {p[0]['verdict']}" if p else "" for p in (below, left)]
+        rows.append(cells)
+    worst = max(
+        (max(row["errors"]), f"{case['id']}, {arm}")
+        for case in cases
+        for arm, row in case["arms"].items()
+        if "errors" in row and arm not in case["failed"]
+    )
+    blocks = "/".join(sorted({str(len(case["cold"]["blocks"])) for case in cases}))
+    note = (
+        f"{result['origin']['gpu']['name']}, {result['origin']['date'][:10]}; median of {blocks} "
+        "blocks in random order, the L2 flushed before each launch; a ratio above 1 is faster than "
+        "the rung below it, or the finished stack faster than without it. Wrong results: "
+        f"{sum(len(case['failed']) for case in cases)}; largest relative error {worst[0]:.1e} "
+        f"({worst[1]})."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
+
+
 def _caches(case: Mapping[str, Any]) -> list[str]:
-    return [cache for cache in ("cold", "rotating") if case.get(cache)]
+    return [cache for cache in ("cold", "rotating", "warm") if case.get(cache)]
 
 
 def _arms(case: Mapping[str, Any], cache: str) -> list[str]:
@@ -150,8 +196,14 @@ def bars_table(results: Sequence[Mapping[str, Any]]) -> str:
     """
     found: dict[tuple[str, str], list[str]] = {}
     gpus: dict[str, None] = {}
+    published: dict[str, bool] = {}  # by claim: against a figure of another run
     for result in results:
         kind = result["kind"]
+        published |= {
+            bar["name"]: "(published)" in bar["worst_case"]
+            for bar in result.get("bars", ())
+            if bar["name"].endswith("over mamba_ssm") and bar["holds"] is not None
+        }
         for name, cases, asked, reached, worst, holds, most in _claims(result):
             gpus[f"{result['origin']['gpu']['name']}, {result['origin']['date'][:10]}"] = None
             key = (_TITLES[kind], name)
@@ -163,9 +215,10 @@ def bars_table(results: Sequence[Mapping[str, Any]]) -> str:
     header = ["of", "claim", "cases", "asked", "mean", "worst", "holds"]
     paired = _TITLES["gpu-versus-llama-cpp"]
     but = f', but where it says "{paired}"' if any(row[0] == paired for row in rows) else ""
+    others = "llama.cpp" if published and not any(published.values()) else "llama.cpp and mamba_ssm"
     note = (
-        f"{'; '.join(gpus)}; geometric means, and the worst single case. Against llama.cpp and "
-        f"mamba_ssm stand figures of other runs on such a GPU{but}; every other ratio is paired."
+        f"{'; '.join(gpus)}; geometric means, and the worst single case. Against {others} stand "
+        f"figures of other runs on such a GPU{but}; every other ratio is paired."
     )
     return f"{markdown(header, rows)}\n\n{note}"
 
