@@ -89,6 +89,15 @@ def test_prompt_forms(prompt: Any, fed: list[int]) -> None:
     assert model.calls == [("prefill", fed)]
 
 
+def test_one_decoder_serves_several_prompts() -> None:
+    model = ScriptedModel(b"ab")
+    decoder = model.tilewright_decoder()
+    model.tilewright_decoder = None  # type: ignore[assignment,method-assign]
+    for _ in range(2):
+        assert generate(model, ByteTokenizer(), [1, 2], max_tokens=2, decoder=decoder).text == "ab"
+    assert [call[0] for call in model.calls] == ["reset", "prefill", "step"] * 2
+
+
 def test_stops_when_the_context_is_full() -> None:
     made = generate(ScriptedModel(b"x" * 50, context=8), ByteTokenizer(), [1] * 5)
     assert made.stop_reason == "context"

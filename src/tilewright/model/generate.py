@@ -310,6 +310,7 @@ def generate(
     seed: int | None = None,
     stop_ids: Iterable[int] | None = None,
     on_token: Callable[[str], bool | None] | None = None,
+    decoder: Decoder | None = None,
 ) -> Generation:
     """Continue a prompt.
 
@@ -324,6 +325,8 @@ def generate(
         stop_ids: ids that end the text; None takes `stop_ids_of`, an empty set none.
         on_token: called with each piece of text as it becomes certain (it may be empty);
             returning False stops.
+        decoder: what steps the model, from `decoder_for`; it is reset. None makes one: on a GPU
+            that captures a graph, which one decoder for several prompts does once.
 
     Raises:
         UnsupportedError: the prompt is empty or longer than the model's context, or a sampling
@@ -346,7 +349,10 @@ def generate(
     generator = torch.Generator()
     generator.seed() if seed is None else generator.manual_seed(seed)
     stream = TokenStream(tokenizer, ids[-5:])
-    decoder = decoder_for(model)
+    if decoder is None:
+        decoder = decoder_for(model)
+    else:
+        decoder.reset()
     made: list[int] = []
     pieces: list[str] = []
     ttft_s = decode_s = 0.0
