@@ -205,7 +205,7 @@ def show_times(record: dict[str, Any]) -> None:
     """Print a case: every arm's kernel, times and error, and what failed."""
     cells = []
     for arm, row in record["arms"].items():
-        times = [f"{cache} {us:.1f}" for cache in ("cold", "rotating")
+        times = [f"{cache} {us:.1f}" for cache in ("cold", "rotating", "warm")
                  if (us := median_us(record, cache, arm)) is not None]  # fmt: skip
         algorithm = row.get("tile", "").partition("(")[0]
         cells.append(f"{arm} {algorithm} {' '.join(times)} ({row.get('error', math.nan):.1e})")

@@ -9,10 +9,16 @@ by its own tool (LLAMA_CPP): its figures are bars, not arms.
 
 Every arm is checked first against float64 products of the exact weights, computed from the codes of
 the file's blocks: a plain call, then a CUDA graph replayed over NaN, and the graph's outputs once
-more after timing. "cold" flushes the L2 before each launch; "rotating" times a graph of 24 launches
-that go in turn over copies of the weight which no L2 holds together. Arms run in common blocks, in
-random position-balanced order, cuBLAS twice: the control. Rows of a weight repeat after 256: what
-is multiplied is the same amount, and drawing them takes no time.
+more after timing. What the L2 holds, which decides for few rows, has a name in the file::
+
+    cold      the L2 is flushed before each launch, one launch a graph
+    rotating  24 launches a graph, in turn over copies of the weight that no L2 holds together
+    warm      24 launches a graph, all of the same weight
+
+Decoding a model is like the first two. The last is how llama.cpp's tool launches: what the L2 keeps
+of a weight is not read again, and its figures of few rows are held against ours both ways. Arms run
+in common blocks, in random position-balanced order, cuBLAS twice: the control. Rows of a weight
+repeat after 256: what is multiplied is the same amount, and drawing them takes no time.
 
 Exit codes: 0 every measured bar holds, 1 nothing was measured, 4 a bar was missed.
 """
@@ -47,7 +53,7 @@ LLAMA_CPP = {
     "Q6_K": {1: 23.9, 8: 57.0, 512: 422.0},
 }
 """Microseconds at 4096 x 14336 by type and rows of x: test-backend-ops perf of llama.cpp (ggml
-0.26.0, built for sm_90) on an H200. Those of one row are partly from a warm L2."""
+0.26.0, built for sm_90) on an H200: launches of the same weight, of which the L2 keeps a part."""
 
 LLAMA_SHAPE = (4096, 14336)
 SHAPES = (LLAMA_SHAPE, (28672, 4096), (6144, 4096), (4096, 4096))
@@ -57,6 +63,7 @@ TYPES = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "Q4_1", "Q5_0")
 """The most wanted first."""
 
 ROWS = (512, 2048, 4096, 1, 8)
+CACHES = ("cold", "rotating", "warm")
 _EVERYWHERE = ("Q4_K", "Q6_K")  # what a Q4_K_M file holds; other types at the first shape only
 _ROWS_ELSEWHERE = (512, 2048)
 _BOTH_FROM = 2048  # rows from which "hopper" and "dense" are both measured
@@ -64,6 +71,7 @@ _PERIOD = 256  # rows after which a weight repeats
 _ERROR = 3e-4
 _WRONG = 0.05  # a relative error above this is no rounding: the arm is not timed
 _ROTATION, _L2_FACTOR = 24, 4
+_FEW = 8  # rows up to which what the L2 holds decides
 
 
 class Case(NamedTuple):
@@ -86,6 +94,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--types", default=",".join(TYPES), help="GGUF types")
     parser.add_argument("--shapes", help="N x K instead of its own: 4096x14336,4096x4096")
     parser.add_argument("--rows", help="M instead of its own: 512,4096")
+    parser.add_argument("--cache", default=",".join(CACHES),
+                        help="what the L2 holds, of few rows; cold for more")  # fmt: skip
     parser.add_argument("--tile", action="append", default=[], metavar="NAME=TILE")
     parser.add_argument("--blocks", type=int, default=6, help="paired blocks, at least 6")
     parser.add_argument("--readings", type=int, default=3, help="a sample is their median")
@@ -100,6 +110,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if args.blocks < 6:
         parser.error(f"--blocks is {args.blocks}; fewer than 6 cannot be significant")
+    args.caches = args.cache.split(",")
+    unknown = [cache for cache in args.caches if cache not in CACHES]
+    if unknown:
+        parser.error(f"--cache names {unknown[0]!r}; choose of {','.join(CACHES)}")
     args.tiles = {}
     for text in args.tile:
         name, _, tile = text.partition("=")
@@ -124,6 +138,11 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
         if args.shapes or (n, k) == LLAMA_SHAPE or name in _EVERYWHERE
         for m in rows or (ROWS if (n, k) == LLAMA_SHAPE else _ROWS_ELSEWHERE)
     ]
+
+
+def caches_of(case: Case, asked: list[str]) -> list[str]:
+    """What the L2 holds where a case is measured: of many rows nothing, whatever is asked for."""
+    return asked if case.M <= _FEW else ["cold"]
 
 
 class Weight:
@@ -157,8 +176,8 @@ class Weight:
         """float64 [M, N]."""
         return (x.double() @ self.exact.T).repeat(1, self.repeats)
 
-    def calls(self, arm: str, tile: Any, x: Any, launches: int) -> list[Callable[[], Any]]:
-        """One call, or `launches` of them in turn over copies that no L2 holds."""
+    def calls(self, arm: str, tile: Any, x: Any, cache: str) -> list[Callable[[], Any]]:
+        """One call, or those of a graph: of this weight, or in turn of copies no L2 holds."""
         import torch
 
         from tilewright.ops.mmq.op import mmq_gemm
@@ -166,9 +185,10 @@ class Weight:
         weight = self.dense if arm == "cublas" else self.packed
         nbytes = weight.numel() * 2 if arm == "cublas" else weight.nbytes
         weights: list[Any] = [weight]
-        if launches > 1:
-            cache = torch.cuda.get_device_properties(x.device).L2_cache_size
-            count = min(launches, max(2, math.ceil(_L2_FACTOR * cache / nbytes)))
+        launches = 1 if cache == "cold" else _ROTATION
+        if cache == "rotating":
+            l2 = torch.cuda.get_device_properties(x.device).L2_cache_size
+            count = min(launches, max(2, math.ceil(_L2_FACTOR * l2 / nbytes)))
             weights += [_copy(weight) for _ in range(count - 1)]
         each: list[Callable[[], Any]]
         if arm == "cublas":
@@ -286,15 +306,14 @@ def measure(
         record["arms"][arm] = {"tile": str(tile)}
         if (case.type_name, str(tile)) in broken:
             record["failed"][arm] = broken[case.type_name, str(tile)]
-    for cache in ("cold", "rotating") if case.M <= 8 else ("cold",):
-        launches = 1 if cache == "cold" else _ROTATION
+    for cache in caches_of(case, args.caches):
         graphs = {}
         for arm, tile in {"cublas": None, **tiles}.items():
             if arm in record["failed"]:
                 continue
             found = record["arms"].setdefault(arm, {})
             try:
-                calls = weight.calls(arm, tile, x, launches)
+                calls = weight.calls(arm, tile, x, cache)
                 found["error"] = relative_error(calls[0](), right)
                 graphs[arm] = capture(calls)
                 found[f"error_{cache}"], found["repeatable"] = graphs[arm].errors(right)
@@ -318,6 +337,7 @@ def measure(
             warm_up_us=5e4, probe=probe,
             on_block=partial(_keep, blocks),
         )  # fmt: skip
+        launches = 1 if cache == "cold" else _ROTATION
         for block in blocks:
             block["us"] = {arm: us / launches for arm, us in block["us"].items()}
         for arm, graph in graphs.items():
@@ -344,11 +364,11 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
             if us is not None and (record["N"], record["K"]) == LLAMA_SHAPE:
                 yield record, us
 
-    def over_llama(m: int, least: dict[str, float]) -> dict[str, float]:
+    def over_llama(m: int, cache: str, least: dict[str, float]) -> dict[str, float]:
         """How far ahead of llama.cpp, in units of what is asked for."""
         found = {}
         for record, us in at_llama_shape(m):
-            ours = median_us(record, "cold", "tilewright")
+            ours = median_us(record, cache, "tilewright")
             if ours is not None:
                 found[record["id"]] = us / ours / least[record["type_name"]]
         return found
@@ -368,13 +388,15 @@ def bars_of(records: list[dict[str, Any]]) -> list[Bar]:
     }
     errors |= {r["id"]: math.inf for r in records if "tilewright" in r["failed"]}
     return [
-        bar_of("512 rows: 3 times llama.cpp, Q6_K 2.5 times", over_llama(512, prefill), 1.0, 1.0),
+        bar_of("512 rows: 3 times llama.cpp, Q6_K 2.5 times", over_llama(512, "cold", prefill), 1.0,
+             1.0),
         bar_of("512 rows over cuBLAS fp16", over_cublas(rows(512)), 0.7, 0.7),
         bar_of("2048 and 4096 rows over cuBLAS fp16", over_cublas(rows(2048) + rows(4096)), 0.8),
         *(
-            bar_of(f"M={m}: 1.1 times llama.cpp", over_llama(m, dict.fromkeys(LLAMA_CPP, 1.1)), 1.0,
-                 1.0)
+            bar_of(f"M={m} {cache}: 1.1 times llama.cpp",
+                 over_llama(m, cache, dict.fromkeys(LLAMA_CPP, 1.1)), 1.0, 1.0)
             for m in (1, 8)
+            for cache in ("cold", "warm")
         ),
         bar_of("relative error float16", errors, _ERROR, most=True),
     ]  # fmt: skip
@@ -436,6 +458,7 @@ def result_of(
         "settings": {
             "blocks": args.blocks,
             "readings": args.readings,
+            "caches": args.caches,
             "seed": args.seed,
             "tiles": args.tiles,
             "rows_repeat_after": _PERIOD,

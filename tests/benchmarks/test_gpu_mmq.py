@@ -61,7 +61,8 @@ def test_what_is_measured_can_be_chosen(mmq: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--tile", "hopper"], ["--tile", "cublas=hopper()"], ["--blocks", "5"]]
+    "words",
+    [["--tile", "hopper"], ["--tile", "cublas=hopper()"], ["--blocks", "5"], ["--cache", "hot"]],
 )
 def test_a_wrong_argument_is_a_usage_error(mmq: Any, words: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -102,4 +103,51 @@ def test_an_error_above_the_bar_misses_it(mmq: Any, error: float | None) -> None
 def test_an_arm_of_ours_that_failed_misses_the_error_bar(mmq: Any) -> None:
     broken = record("Q4_K", 8, 10, 9, failed={"tilewright": "not compiled and launched in time"})
     assert not bar(mmq, [record("Q4_0", 8, 10, 9), broken], "relative error").holds
-    assert bar(mmq, [broken], "M=8").holds is None
+    assert bar(mmq, [broken], "M=8 cold").holds is None
+
+
+def test_llama_cpp_s_figures_are_held_against_each_state_of_the_l2_apart(mmq: Any) -> None:
+    warm = {"blocks": [{"us": {"cublas": 30.0, "tilewright": 14.0}}] * 6}
+    found = [record("Q4_K", 1, 15.0, 40.0, warm=warm)]
+    assert not bar(mmq, found, "M=1 cold: 1.1 times llama.cpp").holds  # 15.9 / 15.0
+    assert bar(mmq, found, "M=1 warm: 1.1 times llama.cpp").holds  # 15.9 / 14.0
+    assert bar(mmq, [record("Q4_K", 1, 15.0, 40.0)], "M=1 warm").holds is None
+
+
+@pytest.mark.parametrize(
+    ("words", "m", "caches"),
+    [
+        ([], 1, ["cold", "rotating", "warm"]),
+        (["--cache", "warm,cold"], 8, ["warm", "cold"]),
+        (["--cache", "warm"], 512, ["cold"]),
+    ],
+)
+def test_what_the_l2_holds_can_be_chosen_for_few_rows(
+    mmq: Any, words: list[str], m: int, caches: list[str]
+) -> None:
+    case = mmq.Case("Q4_K", 4096, 14336, m)
+    assert mmq.caches_of(case, mmq.arguments(words).caches) == caches
+
+
+class _Packed:
+    """A weight of 40 MB that is only counted."""
+
+    nbytes = 40_000_000
+
+
+@pytest.mark.parametrize(("cache", "launches", "weights"), [
+    ("cold", 1, 1), ("warm", 24, 1), ("rotating", 24, 6),
+])  # fmt: skip
+def test_a_graph_holds_as_many_weights_as_its_name_says(
+    mmq: Any, monkeypatch: pytest.MonkeyPatch, cache: str, launches: int, weights: int
+) -> None:
+    import torch
+
+    properties = type("Properties", (), {"L2_cache_size": 60_000_000})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(mmq, "_copy", lambda weight: _Packed())
+    weight = object.__new__(mmq.Weight)
+    weight.packed = _Packed()
+    calls = weight.calls("tilewright", None, torch.zeros(1), cache)
+    assert len(calls) == launches
+    assert len({id(call.args[1]) for call in calls}) == weights
