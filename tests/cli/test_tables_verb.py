@@ -10,9 +10,10 @@ import torch
 from click.testing import CliRunner, Result
 
 from tilewright.cli.main import cli
-from tilewright.device import cpu_device
-from tilewright.ops.catalog import SPECS
-from tilewright.ops.choose import choose_tile
+from tilewright.device import Device, cpu_device
+from tilewright.ops.catalog import SPECS, spec_for
+from tilewright.ops.choose import choose_tile, running
+from tilewright.tiles import local
 from tilewright.tiles.table import TableRow, TileTable, forget, load_table, save_table
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.record import Record
@@ -108,6 +109,52 @@ def test_fix_verifies_stale_rows_and_drops_illegal_ones(table: Path) -> None:
     assert len(fixed.rows) == 1
     assert "verified anew" in fixed.header.notes[0]
     assert invoke("validate", "-t", "1").exit_code == 0
+
+
+GPU_ROWS = (
+    Problem("w4a16", "sm_90", "float16", "uint4", "float", 512, 4096, 4096, 128),
+    Problem("mmq", "sm_90", "float16", "Q4_K", "float", 512, 4096, 4096, 0),
+    Problem("moe", "sm_90", "float16", "Q4_K", "float", 64, 1536, 2048, 0),
+    Problem("ssd", "sm_90", "bfloat16", "p64", "float", 1024, 8192, 128, 16),
+)
+
+
+@pytest.fixture
+def gpu_table(table: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Beside the CPU's, a table of several ops of a GPU that the machine seems to have."""
+    device = Device("sm_90", "Some GPU", 132, 50 << 20)
+    monkeypatch.setattr(local, "_gpus", lambda: {"sm_90": device})
+    specs = {op: spec_for(op, "sm_90") for op in SPECS}
+    rows = [row(specs[p.op].space().default(p), p) for p in GPU_ROWS]  # type: ignore[misc]
+    path = table.with_name("sm_90.json")
+    save_table(path, TileTable(new_header(specs.values(), "sm_90"), tuple(rows)))
+    forget()
+    return path
+
+
+def test_rows_of_a_gpu_are_held_to_its_own_kernels_and_rules(gpu_table: Path) -> None:
+    result = invoke("validate", str(gpu_table), "-t", "1")
+    assert result.exit_code == 0, result.output
+    assert "4 of 4 rows in force" in result.stdout
+    bad = replace(load_table(gpu_table).rows[1], tile=Tile.of("dot", unroll=2, threads=0))
+    hashes = load_table(gpu_table).header.kernel_hash
+    change(gpu_table, *load_table(gpu_table).rows[:1], bad, *load_table(gpu_table).rows[2:])
+    result = invoke("validate", str(gpu_table), "-t", "1")
+    assert result.exit_code == 3
+    assert "illegal: tile dot" in result.stdout
+    assert "3 of 4 rows in force" in result.stdout
+    other = running("ssd", "sm_90").kernel_hash
+    change(gpu_table, kernel_hash=hashes.replace(other, "0" * 64))
+    result = invoke("validate", str(gpu_table), "-t", "1")
+    assert "ssd p64 g=16 bfloat16 M=1024 N=8192 K=128: stale: its kernels" in result.stdout
+    assert "2 of 4 rows in force" in result.stdout
+
+
+def test_tables_of_gpus_are_among_those_in_use(table: Path, gpu_table: Path) -> None:
+    result = invoke("show", "-t", "1")
+    assert result.exit_code == 0, result.output
+    assert str(table) in result.stdout
+    assert str(gpu_table) in result.stdout
 
 
 def test_a_damaged_table_is_an_error(table: Path) -> None:

@@ -149,18 +149,18 @@ _IN_FORCE = "in force"
 
 def _chosen(files: Sequence[Path]) -> Sequence[Path]:
     """The files that were named, else those that lookup considers here."""
-    from tilewright.device import cpu_device
     from tilewright.errors import TilewrightError
+    from tilewright.tiles.local import local_archs
     from tilewright.tiles.table import table_files, user_folder
 
     if files:
         return files
-    arch = cpu_device().arch
-    found = table_files(arch)
+    archs = local_archs()
+    found = list(dict.fromkeys(file for arch in archs for file in table_files(arch)))
     if not found:
         raise TilewrightError(
-            f"there is no tile table for {arch}: neither in {user_folder()} nor with the package; "
-            "`tilewright tune` makes one"
+            f"there is no tile table for {' or '.join(archs)}: neither in {user_folder()} nor with "
+            "the package; `tilewright tune` makes one"
         )
     return found
 
@@ -173,11 +173,11 @@ def _log_in_use() -> Path:
     return log_path(user_table_path(cpu_device().arch))
 
 
-def _specs(spec: str | None) -> dict[str, Any]:
-    """Ops by name: the catalog's, and one's own."""
-    from tilewright.ops.catalog import SPECS, load_spec
+def _specs(arch: str, spec: str | None) -> dict[str, Any]:
+    """Ops by name: those that the catalog has for an arch, and one's own."""
+    from tilewright.ops.catalog import load_spec, specs_on
 
-    found = dict(SPECS)
+    found = specs_on(arch)
     if spec is not None:
         own = load_spec(spec)
         found[own.name] = own
@@ -187,7 +187,8 @@ def _specs(spec: str | None) -> dict[str, Any]:
 def _state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
     """Whether `lookup` would use a row on this machine, in words."""
     from tilewright.errors import TileError
-    from tilewright.ops.choose import running_of
+    from tilewright.ops.catalog import SPECS
+    from tilewright.ops.choose import running, running_of
     from tilewright.tiles.local import local_device
     from tilewright.tiles.table import stale_reason
 
@@ -196,11 +197,12 @@ def _state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
         return f"for {', '.join(table.header.valid_for)}, which this machine has not"
     if table.header.units not in (0, device.units):
         return f"for {table.header.units} units, here are {device.units}"
-    specs = _specs(spec)
-    op = row.problem.op
+    arch, op = table.header.arch, row.problem.op
+    specs = _specs(arch, spec)
     if op not in specs:
         return f"there is no op {op}; name your own with --spec"
-    stale = stale_reason(table.header, row, running_of(specs[op]))
+    now = running(op, arch) if op in SPECS else running_of(specs[op])
+    stale = stale_reason(table.header, row, now)
     if stale:
         return f"stale: {stale}"
     if specs[op].space is None:
@@ -228,12 +230,12 @@ def _verify(
     from tilewright.tune.isolate import IsolatedGate, sources
     from tilewright.tune.refresh import existing_table, new_header, refresh
 
-    specs = _specs(spec)
+    specs = _specs(table.header.arch, spec)
     ops = {row.problem.op: specs[row.problem.op] for row in table.rows if row.problem.op in specs}
     header = new_header(ops.values(), table.header.arch)
     existing_table(path, header)  # of this machine, or an error
     own = {op: spec for op in specs if op not in SPECS and spec is not None}
-    with IsolatedGate(sources(own), seed=seed, threads=threads) as gate:
+    with IsolatedGate(sources(own, arch=table.header.arch), seed=seed, threads=threads) as gate:
 
         def verify(problem: Any, tile: Any) -> Any:
             with status(f"verifying {problem_text(problem)}"):

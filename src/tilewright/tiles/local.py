@@ -7,7 +7,12 @@ from dataclasses import replace
 
 from tilewright.device import INTERPRETER, Device, arch_of, cpu_device
 
-__all__ = ["INTERPRETER", "local_device", "local_units"]
+__all__ = ["INTERPRETER", "local_archs", "local_device", "local_units"]
+
+
+def local_archs() -> list[str]:
+    """The archs of this machine's devices: the CPU's, then those of its GPUs."""
+    return [cpu_device().arch, *_gpus()]
 
 
 def local_device(arch: str) -> Device | None:
