@@ -87,20 +87,24 @@ def judged_pairs(
 
 
 def judged_against(
-    blocks: Sequence[Mapping[str, Any]], names: Sequence[str], baseline: str
+    blocks: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    one: str,
+    baseline: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The baseline against each arm, from common blocks: a ratio above 1 is the baseline faster.
+    """One arm against each of others, from common blocks: a ratio above 1 is that one faster.
 
     Args:
-        blocks, baseline: as of `judged_pairs`.
-        names: the arms.
+        blocks: as of `judged_pairs`.
+        names: the others.
+        one: the arm.
+        baseline: the arm that ran twice; None for `one`.
     """
-    us = {name: np.array([block["us"][name] for block in blocks]) for name in (*names, "control")}
-    ours = np.array([block["us"][baseline] for block in blocks])
+    wanted = {*names, one, baseline or one, "control"}
+    us = {name: np.array([block["us"][name] for block in blocks]) for name in wanted}
+    drift = us["control"] / us[baseline or one]
     rows = []
     for name in names:
-        judgement = judge(us[name], ours, us[name] * us["control"] / ours)
-        rows.append(
-            {"a": name, "b": baseline, **vars(judgement), "verdict": judgement.verdict.value}
-        )
+        judgement = judge(us[name], us[one], us[name] * drift)
+        rows.append({"a": name, "b": one, **vars(judgement), "verdict": judgement.verdict.value})
     return rows
