@@ -126,6 +126,8 @@ def inline_asm_elementwise(asm: str, constraints: str, args: Any, **rest: Any) -
     a, b, c = (base.unwrap(v).astype(np.int32) for v in args)
     if asm == "lop3.b32 $0, $1, $2, $3, 0xEA;":
         return Tensor((a & b) | c)
+    if asm == "lop3.b32 $0, $1, $2, $3, 0x6A;":
+        return Tensor((a & b) ^ c)
     assert asm == "prmt.b32 $0, $1, $2, $3;"
     return Tensor(_prmt(a, b, c))
 

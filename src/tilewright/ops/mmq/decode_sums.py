@@ -41,12 +41,21 @@ def _masked(a, mask, c):
 
 
 @gluon.jit
+def _flipped(a, mask, c):
+    """a & mask ^ c in one instruction."""
+    return gl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0x6A;", "=r,r,r,r",
+        [a, gl.full_like(a, mask), gl.full_like(a, c)], dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _pair(
     low, high, P: gl.constexpr, AT: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-    DTYPE: gl.constexpr,
+    SIGNED: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Pair P of a word as it is multiplied: subnormal float16 q / 2^24, odd ones of 4 bits
-    q / 2^20; in bfloat16 128 + q.
+    q / 2^20; in bfloat16 128 + q. Codes with a sign are larger by 128.
 
     Args:
         AT: bit of `high` at which this word's upper bits begin.
@@ -59,15 +68,18 @@ def _pair(
     pair = low
     if LOW * P > BIT:
         pair = low >> (LOW * P - BIT)
-    pair = pair & MASK
+    if SIGNED:
+        pair = _flipped(pair, MASK, 0x00800080)
+    elif HALF:
+        pair = pair & MASK
+    else:
+        pair = _masked(pair, MASK, gl.full_like(pair, 0x43004300))
     if HIGH > 0:
         if UP > 0:
             upper = high << UP
         else:
             upper = high >> -UP
         pair = _masked(upper, MOST, pair)
-    if not HALF:
-        pair = pair | 0x43004300
     return pair
 
 
@@ -77,19 +89,16 @@ def _add_word(
     LOW: gl.constexpr, HIGH: gl.constexpr, SIGNED: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Two products with codes times x of word D of unit U of two rows."""
-    if SIGNED:
-        a = a ^ -2139062144  # 0x80808080: 128 + q
-        b = b ^ -2139062144
-    p0 = _pair(a, a_high, 0, AT, LOW, HIGH, DTYPE)
-    r0 = _pair(b, b_high, 0, AT, LOW, HIGH, DTYPE)
-    p1 = _pair(a, a_high, 1, AT, LOW, HIGH, DTYPE)
-    r1 = _pair(b, b_high, 1, AT, LOW, HIGH, DTYPE)
+    p0 = _pair(a, a_high, 0, AT, LOW, HIGH, SIGNED, DTYPE)
+    r0 = _pair(b, b_high, 0, AT, LOW, HIGH, SIGNED, DTYPE)
+    p1 = _pair(a, a_high, 1, AT, LOW, HIGH, SIGNED, DTYPE)
+    r1 = _pair(b, b_high, 1, AT, LOW, HIGH, SIGNED, DTYPE)
     if LOW == 4:
         X: gl.constexpr = 2 * (4 * U + D)
-        p2 = _pair(a, a_high, 2, AT, LOW, HIGH, DTYPE)
-        r2 = _pair(b, b_high, 2, AT, LOW, HIGH, DTYPE)
-        p3 = _pair(a, a_high, 3, AT, LOW, HIGH, DTYPE)
-        r3 = _pair(b, b_high, 3, AT, LOW, HIGH, DTYPE)
+        p2 = _pair(a, a_high, 2, AT, LOW, HIGH, SIGNED, DTYPE)
+        r2 = _pair(b, b_high, 2, AT, LOW, HIGH, SIGNED, DTYPE)
+        p3 = _pair(a, a_high, 3, AT, LOW, HIGH, SIGNED, DTYPE)
+        r3 = _pair(b, b_high, 3, AT, LOW, HIGH, SIGNED, DTYPE)
         even = mma((p0, r0, p2, r2), x[X], even, DTYPE)
         odd = mma((p1, r1, p3, r3), x[X + 1], odd, DTYPE)
     else:
