@@ -123,6 +123,9 @@ class Library:
         if not self.backend:
             raise LibraryError(f"this llama.cpp sees no {device}; it was built for other devices")
         self.device = self.backend_get_device(self.backend)
+        threads = whole.parent / "libggml-cpu.so"
+        if device == "cpu" and threads.is_file():  # they would spin while the other arm runs
+            ctypes.CDLL(str(threads)).ggml_backend_cpu_set_n_threads(c_void_p(self.backend), 1)
 
     def __getattr__(self, name: str) -> Any:  # what __init__ sets, for type checkers
         raise AttributeError(name)
