@@ -36,7 +36,7 @@ def record(part: str, tokens: int, ours: float | None, **more: Any) -> dict[str,
         "arms": {"cublas": {"error": 1e-4},
                  "tilewright": {} if ours is None else {"error": 2e-4, "error_cold": 2e-4}},
         "failed": {} if ours is not None else {"tilewright": "OutOfResources: planted"},
-        "cold": {"blocks": [{"us": us}] * 6}, **more,
+        **dict.fromkeys(("cold", "rotating", "warm"), {"blocks": [{"us": us}] * 6}), **more,
     }  # fmt: skip
 
 
@@ -46,10 +46,32 @@ def held(moe: Any, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_bars_of_what_was_measured(moe: Any) -> None:
     bars = held(moe, [record("product", 128, 50.0), record("mlp", 1, 25.0)])
-    assert bars["128 tokens: 4 times llama.cpp"].worst == moe.LLAMA_CPP[128] / 50.0
+    assert bars["128 tokens rotating: 4 times llama.cpp"].worst == moe.LLAMA_CPP[128] / 50.0
     assert bars["over cuBLAS"].mean == pytest.approx(math.sqrt(2.0 * 4.0))
     assert bars["relative error"].holds
-    assert bars["512 tokens: 4 times llama.cpp"].holds is None
+    assert bars["512 tokens rotating: 4 times llama.cpp"].holds is None
+
+
+def test_few_tokens_are_held_against_both_states_of_the_l2(moe: Any) -> None:
+    one = record("product", 1, 8.0)
+    one["rotating"] = {"blocks": [{"us": {"cublas": 100.0, "tilewright": 9.0}}] * 6}
+    bars = held(moe, [one])
+    assert bars["1 tokens warm: never behind llama.cpp"].holds
+    assert bars["1 tokens rotating: never behind llama.cpp"].holds is False
+    assert bars["8 tokens warm: never behind llama.cpp"].holds is None
+
+
+@pytest.mark.parametrize(
+    ("part", "tokens", "launches"),
+    [
+        ("product", 1, {"cold": 1, "rotating": 24, "warm": 24}),
+        ("product", 128, {"cold": 1, "rotating": 8}),
+        ("mlp", 1, {"cold": 1}),
+    ],
+)
+def test_states_of_the_l2(moe: Any, part: str, tokens: int, launches: dict[str, int]) -> None:
+    case = moe.Case(part, "Q4_K", tokens)
+    assert {cache: moe.launches_of(case, cache) for cache in moe.caches_of(case)} == launches
 
 
 def test_an_arm_of_ours_that_could_not_run_misses_a_bar(moe: Any) -> None:
