@@ -148,7 +148,7 @@ class Ours:
         return found
 
     @property
-    def stepped(self) -> str:
+    def stepped(self) -> str | None:
         from tilewright.model.generate import how_stepped
 
         return how_stepped(self._model, self._decoder)
