@@ -217,3 +217,56 @@ def test_a_claim_that_fails_says_so(render: Any, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(content))
     text = render.render("<!-- results:gpu-bars -->\n<!-- /results -->\n", tmp_path)
     assert "| W4A16 | speed | 2 | 1 | 0.9 | 0.8 | **no** |" in text
+
+
+def scanned(name: str, **fields: Any) -> dict[str, Any]:
+    us = {"tilewright": 99.0, "mamba_ssm 64": 399.0, "mamba_ssm 128": 299.0}
+    case = timed(us, "tilewright", id=name, part="scan", layer="nemotron", tokens=4096, **fields)
+    for block in case["cold"]["blocks"]:
+        block["us"]["control"] = block["us"]["tilewright"]
+    return case
+
+
+def test_a_peer_of_the_same_blocks_stands_for_figures_of_another_run(
+    render: Any, tmp_path: Path
+) -> None:
+    pairs = [{"a": "mamba_ssm 64", "ratio": 4.0, "verdict": "DISJOINT"},
+             {"a": "mamba_ssm 128", "ratio": 3.0, "verdict": "DISJOINT"}]  # fmt: skip
+    figures = {"mamba_ssm_us": {"nemotron": {"4096": 400.0}}}
+    content = against("gpu-ssd", figures, scanned("one", dtype="bfloat16", pairs=pairs))
+    over = "nemotron at 4096 over mamba_ssm"
+    content["bars"] = [bar(over, 2.5, 3.0, 3.0, worst_case="one")]
+    (tmp_path / "ssd.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-ssd -->\n<!-- /results -->\n", tmp_path)
+    header = (
+        "| case | tilewright us | mamba_ssm 64 us | mamba_ssm 128 us | vs the best of mamba_ssm |"
+    )
+    assert header in text
+    assert "| one | 100.0 | 400.0 | 300.0 | 3.00x DISJOINT |" in text
+    assert "another run" not in text
+    bars = "<!-- results:gpu-bars -->\n<!-- /results -->\n"
+    assert "mamba_ssm stand" not in render.render(bars, tmp_path)
+    old = {**content, "bars": [bar(over, 2.5, 3.0, 3.0, worst_case="one (published)")]}
+    (tmp_path / "ssd.json").write_text(json.dumps(old))
+    assert "Against llama.cpp and mamba_ssm stand" in render.render(bars, tmp_path)
+
+
+def test_a_ladder_of_products_shows_rungs_and_what_they_are_worth_in_the_end(
+    render: Any, tmp_path: Path
+) -> None:
+    us = {"base": 199.0, "one": 99.0, "without one": 149.0}
+    case = timed(us, "base", id="Q4_K-M512", part="ladder")
+    case["arms"] = {arm: {"as": arm, "errors": [4e-3]} for arm in us}
+    case["arms"] |= {"two": {"as": "one"}, "three": {"as": "three", "errors": [1.0]}}
+    case["failed"] = {"three": "errors: 1 > 0.007"}
+    case["pairs"] = [{"a": "base", "b": "one", "ratio": 2.0, "verdict": "DISJOINT"}]
+    case["left"] = [{"a": "without one", "b": "one", "ratio": 1.5, "verdict": "FASTER"}]
+    content = {**result("2030-01-01", case), "kind": "gpu-ladder", "title": "the second seed"}
+    (tmp_path / "ladder.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-ladder -->\n<!-- /results -->\n", tmp_path)
+    assert "| the second seed | Q4_K-M512: us | vs below | left out |" in text
+    assert "| base | 200.0 |  |  |" in text
+    assert "| one | 100.0 | 2.000x DISJOINT | 1.500x FASTER |" in text
+    assert "| two | as one |  |  |" in text
+    assert "| three | **wrong** |  |  |" in text
+    assert "Wrong results: 1; largest relative error 4.0e-03" in text
