@@ -24,7 +24,9 @@ from tilewright.tiles.tile import Tile
 E, N, K, TOKENS, TOP_K = 4, 512, 1024, 64, 8
 
 
-def experts(name: str, arch: str) -> GpuExperts:
+def experts(name: str, arch: str, dtype: torch.dtype) -> GpuExperts | torch.Tensor:
+    if name == "dense":
+        return torch.empty(E, N, K, dtype=dtype)
     if name.startswith("uint4"):
         zeros = np.zeros((N, K // 128), np.uint8) if name == "uint4" else None
         scales = np.ones((N, K // 128), np.float32)
@@ -36,8 +38,9 @@ def experts(name: str, arch: str) -> GpuExperts:
 
 def compile_job(job: dict[str, Any]) -> tuple[Compiled, ...]:
     tile, act = Tile.from_mapping(job["tile"]), job.get("act", "")
-    packed = experts(job["type"], job["arch"]).to("meta")
-    real = {"dtype": getattr(torch, job.get("dtype", "float16")), "device": "meta"}
+    dtype = getattr(torch, job.get("dtype", "float16"))
+    packed = experts(job["type"], job["arch"], dtype).to("meta")
+    real = {"dtype": dtype, "device": "meta"}
     slots = TOKENS * TOP_K
     x, y = torch.empty(TOKENS, K, **real), torch.empty(slots, N // 2 if act else N, **real)
     ids = torch.empty(slots, dtype=torch.int64, device="meta")

@@ -53,6 +53,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "sm_90 Q4_K fused": job("sm_90", "Q4_K", 4096, act="silu"),
     "sm_90 uint4 fused": job("sm_90", "uint4", 8, act="silu"),
     "gfx1151 Q4_K fused": job("gfx1151", "Q4_K", 512, act="gelu"),
+    "sm_90 dense slots=8": job("sm_90", "dense", 8),
+    "sm_90 dense fused": job("sm_90", "dense", 512, act="silu"),
+    "gfx942 dense bfloat16": job("gfx942", "dense", 4096, "bfloat16"),
 }  # fmt: skip
 
 

@@ -118,28 +118,29 @@ def weight_tile(
         high = high >> (HIGH * (16 // LOW) * (offs_w % WORDS))[None, :]
     if SCALING == "dense":
         return operand(to_float32(low, INTERPRET), dtype, INTERPRET)
-    code = codes_of(low, high, LOW, HIGH, CODES, OFFSET)
-    sub = tl.arange(0, BLOCK_K // SUB)
-    if SCALING == "group":
-        N: tl.constexpr = code.shape[0]
-        scale, zero = group_scales(
-            s_ptrs, m_ptrs, row_n, (k + sub * SUB) // group, tl.cdiv(K, group), stride_sb,
-            stride_mb, MINIMUMS, EVEN_K, INTERPRET,
-        )  # fmt: skip
-        code = (code.reshape(N, BLOCK_K // SUB, SUB) - zero[:, :, None]).reshape(N, BLOCK_K)
-        return weights_of(code, scale, scale, dtype, False, SUB, INTERPRET)
-    elif SCALING == "six" and MINIMUMS:
-        scale, minimum = six_scales(
-            s_ptrs, m_ptrs, t_ptrs, k // SUB + sub, K // SUB, stride_sb, stride_mb, stride_tb,
-            BYTES, BLOCK // SUB,
-        )  # fmt: skip
-        return weights_of(code, scale, minimum, dtype, True, SUB, INTERPRET)
-    else:
-        scale, minimum = scales_of(
-            s_ptrs, m_ptrs, t_ptrs, k // SUB + sub, K // SUB, stride_sb, stride_mb, stride_tb,
-            SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, BLOCK, EVEN_K, "",
-        )  # fmt: skip
-        return weights_of(code, scale, minimum, dtype, MINIMUMS, SUB, INTERPRET)
+    else:  # Triton compiles what stands behind a return, too
+        code = codes_of(low, high, LOW, HIGH, CODES, OFFSET)
+        sub = tl.arange(0, BLOCK_K // SUB)
+        if SCALING == "group":
+            N: tl.constexpr = code.shape[0]
+            scale, zero = group_scales(
+                s_ptrs, m_ptrs, row_n, (k + sub * SUB) // group, tl.cdiv(K, group), stride_sb,
+                stride_mb, MINIMUMS, EVEN_K, INTERPRET,
+            )  # fmt: skip
+            code = (code.reshape(N, BLOCK_K // SUB, SUB) - zero[:, :, None]).reshape(N, BLOCK_K)
+            return weights_of(code, scale, scale, dtype, False, SUB, INTERPRET)
+        elif SCALING == "six" and MINIMUMS:
+            scale, minimum = six_scales(
+                s_ptrs, m_ptrs, t_ptrs, k // SUB + sub, K // SUB, stride_sb, stride_mb, stride_tb,
+                BYTES, BLOCK // SUB,
+            )  # fmt: skip
+            return weights_of(code, scale, minimum, dtype, True, SUB, INTERPRET)
+        else:
+            scale, minimum = scales_of(
+                s_ptrs, m_ptrs, t_ptrs, k // SUB + sub, K // SUB, stride_sb, stride_mb, stride_tb,
+                SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, BLOCK, EVEN_K, "",
+            )  # fmt: skip
+            return weights_of(code, scale, minimum, dtype, MINIMUMS, SUB, INTERPRET)
 
 
 @triton.jit
