@@ -17,7 +17,9 @@ Each step then waits for its products (AWAIT, see `tilewright.ops.wgmma`).
 Words, scales and zero points lie as `tilewright.layout.triton` draws them; every operand has its
 own strides. A step reads one scale a column, so BLOCK_K divides the group, unless one group is all
 of K. Sums are float32, the bias is added to them, and the result is rounded once. Weights are
-rounded once too, to the dtype of x: (q - z) is exact in any of them.
+rounded once too, to the dtype of x: (q - z) is exact in any of them. Where one group is all of K
+the sums are multiplied by its scale, and no weight is rounded: a row has but 16 different ones,
+whose roundings would not average out.
 
 Rows past M and N repeat the last row, and are not stored: no load needs a mask for them. Columns
 past K are masked where BLOCK_K does not divide K (EVEN_K).
@@ -101,10 +103,16 @@ def _w4a16_kernel(
     # and Triton finds the way back to a load only: hence loads, of nothing, for what is computed.
     shift_z = (row_n % 8) * 4
     shift_s = (row_s % 2) * 16
+    one = tl.full((BLOCK_N,), 1.0, tl.float32)
+    if s_ptr.dtype.element_ty == tl.bfloat16:
+        one = tl.full((BLOCK_N,), 0x3F80, tl.uint16).to(tl.bfloat16, bitcast=True)
+    elif s_ptr.dtype.element_ty == tl.float16:
+        one = tl.full((BLOCK_N,), 1.0, tl.float16)
     if ASM == "nv" and ORDER == "wx" and WORDS == "k32":
         nothing = (row_n < 0) & (N < 0)
         shift_z = tl.load(q_ptr + row_n * 0, mask=nothing, other=shift_z)
         shift_s = tl.load(q_ptr + row_n * 0, mask=nothing, other=shift_s)
+        one = tl.load(s_ptr + row_n * 0, mask=nothing, other=one)
     if WIDE:  # some operand spans 2^31 elements
         offs_m = offs_m.to(tl.int64)
         offs_n = offs_n.to(tl.int64)
@@ -165,14 +173,16 @@ def _w4a16_kernel(
             g = k // GROUP
             if FAULT == "group-straddled":  # two groups share the first one's scale
                 g = k // (2 * GROUP) * 2
-        scale = tl.load(s_ptrs + g * stride_sg)
+        scale = one
+        if GROUP > 0:
+            scale = tl.load(s_ptrs + g * stride_sg)
         if ZEROS == "bytes":
             zero = tl.load(z_ptrs + g * stride_zg).to(tl.int32)
         elif ZEROS == "packed":
             zero = (tl.load(z_ptrs + g * stride_zg) >> shift_z) & 0xF
         z = tl.expand_dims(zero, 1 - AXIS)
         if ASM != "none":
-            if SCALES == "two":
+            if SCALES == "two" and GROUP > 0:
                 bits = (scale >> shift_s) & 0xFFFF
             else:
                 bits = scale.to(tl.uint16, bitcast=True).to(tl.int32)
@@ -192,6 +202,9 @@ def _w4a16_kernel(
             if AWAIT:
                 acc = awaited(acc)
 
+    if GROUP == 0:
+        scale = tl.load(s_ptr + row_s * stride_sn)
+        acc *= tl.expand_dims(to_float32(scale, INTERPRET), 1 - AXIS)
     y_ptrs = y_ptr + tl.expand_dims(offs_m * stride_ym, AXIS)
     y_ptrs += tl.expand_dims(offs_n * stride_yn, 1 - AXIS)
     mask_y = tl.expand_dims(offs_m < M, AXIS) & tl.expand_dims(offs_n < N, 1 - AXIS)
