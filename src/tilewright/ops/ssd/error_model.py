@@ -29,6 +29,11 @@ that R has, too. D x and silu(z) round a few times more.
 
 Operands rounded to e before they are multiplied (kernels that use tensor cores) add
 ``e^2 / 3 (2 Q)`` to the state's variance and ``e^2 / 3 sum_n C_n^2 (3 Q_n + S_n^2)`` to that of y.
+
+Where that type is float16, its smallest numbers lie a step of f = 2^-24 apart, which is absolute.
+What is multiplied with B is counted in the largest ``U = dt decay`` of its chunk, and what with x
+or C in nothing. They add ``f^2 / 12`` times ``U^2 sum_s B_s^2`` to the state's variance, and times
+``sum_s x_s^2 + sum_n C_n^2`` to that of y, s being the tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ _UNIT = 2.0**-24
 _TREE = 20.0
 _FEW = 8.0
 _TINY = 2.0**-120  # what may be flushed to zero on the way
+_LEAST_UNIT = 2.0**-60  # what weights are counted in at least
 
 
 @dataclass
@@ -60,7 +66,19 @@ class _Sums:
     common: torch.Tensor
 
 
-def scan_sigma(operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.0) -> Any:
+@dataclass
+class _Steps:
+    """Running sums of one sequence for a type whose smallest numbers lie apart: U [h], and of
+    squares of B [h, N] and x [h, P]."""
+
+    largest: torch.Tensor
+    of_B: torch.Tensor
+    of_x: torch.Tensor
+
+
+def scan_sigma(
+    operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.0, step: float = 0.0
+) -> Any:
     """Standard deviation of a right scan's error before y is rounded to its type.
 
     Args:
@@ -69,6 +87,7 @@ def scan_sigma(operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.
         heads: those to compute.
         unit: unit roundoff of the type that operands are rounded to before they are multiplied;
             0 for float32.
+        step: distance of that type's smallest numbers, where it matters; 0 where it does not.
 
     Returns:
         Of y [b, L, h, P] and of the states [S, h, P, N], float64.
@@ -93,6 +112,7 @@ def scan_sigma(operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.
         if o.initial_states is not None:
             entering = o.initial_states[number, heads].double()
         sums = _Sums(entering**2, zeros.clone(), torch.zeros(len(heads), dtype=torch.float64))
+        floors = _Steps(zeros[:, 0, 0], zeros[:, 0], zeros[..., 0])
         variance = zeros
         windows = _windows((steps[row, part] * A).abs())
         B, C = (m[row, part].double()[:, group] for m in (o.B, o.C))
@@ -104,6 +124,13 @@ def scan_sigma(operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.
             variance, of_y[row, first + t] = _advance(
                 sums, at, C[t], windows[t], steps[row, first + t] * A, r, terms, unit
             )
+            if step:
+                before = xs[t - LONGEST_CHUNK] if t >= LONGEST_CHUNK else torch.zeros_like(xs[t])
+                added, added_y = _floor(
+                    floors, at.decay, steps[row, first + t], B[t], C[t], xs[t], before
+                )
+                variance = variance + step**2 / 12 * added
+                of_y[row, first + t] += step**2 / 12 * added_y
             ys[row, first + t] = _with_C(at.state, C[t])
         leaving.append(variance)
     states = torch.stack(leaving) if leaving else torch.zeros(0, len(heads), x.shape[3], n)
@@ -156,6 +183,20 @@ def _advance(
     if unit:
         of_y += e2 * _with_C(3.0 * sums.squares + state2, C2)
     return variance, _with_C(variance, C2) + of_y * (_UNIT**2 / 3)
+
+
+def _floor(
+    sums: _Steps, decay: torch.Tensor, dt: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    x: torch.Tensor, gone: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """One token: what steps add to the variances of the state [h, 1, N] and of y [h, P], in units
+    of a step's own; `gone` is the x that the longest chunk no longer holds."""
+    sums.largest = torch.maximum(decay * sums.largest, dt).clamp(min=_LEAST_UNIT)
+    sums.of_B = sums.of_B + B**2
+    sums.of_x = sums.of_x + x**2 - gone**2
+    of_state = (sums.largest**2)[:, None] * sums.of_B
+    alone = (C**2 * (1.0 + of_state)).sum(dim=1)
+    return of_state[:, None, :], sums.of_x + alone[:, None]
 
 
 def _with_C(state: torch.Tensor, C: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,9 @@ _SOURCES = (
     "tilewright.ops.workspace",
     "tilewright.ops.gluon_compat",
 )  # fmt: skip
+_STEPS = {"float16": 2.0**-24}
+"""Distance of a type's smallest numbers, where weights are small enough to meet them."""
+
 _MOST_INTERPRETED = 1 << 14  # outputs of a case that an interpreter bears
 
 
@@ -62,7 +65,7 @@ def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
 
     case, source = inputs.case, inputs.source
     unit = WEIGHT_UNITS[case.act_dtype]
-    model = scan_error_model(inputs, ref, unit)
+    model = scan_error_model(inputs, ref, unit, _STEPS.get(case.act_dtype, 0.0))
     if not unit or source.D is None or not case.M:
         return model
     heads = judged_heads(case)
