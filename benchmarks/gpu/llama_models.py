@@ -72,7 +72,7 @@ def measure_model(
     }  # fmt: skip
     if args.synthetic and args.check_layers:
         args.activations = "float"  # as gguf_models' own arguments have it
-        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        with tempfile.TemporaryDirectory(dir=folder_for(6 << 30, args.folder)) as folder:
             entry["check"] = check(args, shape_of(args), Path(folder) / "checked.gguf", ready)
         keep(entry)
         if not entry["check"]["right"]:
