@@ -24,6 +24,7 @@ from tilewright.ops.cases import Shape, ordered
 from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
 from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
 from tilewright.ops.mmq.reference import BlockSource, mmq_reference, mmq_rows
+from tilewright.ops.pieces import by_rows
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, judged_columns, on_device
 
@@ -134,23 +135,35 @@ def _judged(inputs: Inputs) -> tuple[npt.NDArray[np.int64] | None, BlockSource, 
     return columns, source, bias
 
 
+def _rows(source: BlockSource, rows: slice) -> BlockSource:
+    return BlockSource(source.type_name, source.raw[rows])
+
+
 def _reference(inputs: Inputs) -> F64:
     _, source, bias = _judged(inputs)
-    y = mmq_reference(inputs.x64(), source, bias)
-    return y.reshape(*inputs.x.shape[:-1], source.N)
+    x = inputs.x64()
+
+    def product(rows: slice) -> F64:
+        return mmq_reference(x, _rows(source, rows), None if bias is None else bias[rows])
+
+    return by_rows(source.N, source.K, product).reshape(*inputs.x.shape[:-1], source.N)
 
 
 def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
     columns, source, bias = _judged(inputs)
     x = inputs.x64()
     variance = activation_variance(x) if inputs.case.activations == "int8" else None
-    sigma = product_sigma(
-        x,
-        mmq_rows(source),
-        bias=bias,
-        x_variance=variance,
-        weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
-    ).reshape(ref.shape)
+
+    def deviation(rows: slice) -> F64:
+        return product_sigma(
+            x,
+            mmq_rows(_rows(source, rows)),
+            bias=None if bias is None else bias[rows],
+            x_variance=variance,
+            weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
+        )
+
+    sigma = by_rows(source.N, source.K, deviation).reshape(ref.shape)
     return ErrorModel(sigma, inputs.case.dtype, variance is None, columns=columns, of=inputs.case.N)
 
 

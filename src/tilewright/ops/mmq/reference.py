@@ -21,8 +21,8 @@ __all__ = ["BlockSource", "mmq_reference", "mmq_rows"]
 
 F64 = npt.NDArray[np.float64]
 
-# Weights that are held in float64 at a time: bounds the oracle's memory on large matrices.
-_VALUES_AT_A_TIME = 1 << 22
+# Weights that are held in float64 at a time: few enough for a core's cache.
+_VALUES_AT_A_TIME = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ multiply them. As many and as large experts as models have are judged on some of
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,6 +25,7 @@ from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
 from tilewright.ops.mmq.reference import BlockSource
 from tilewright.ops.moe.reference import MoeSource, expert_product, expert_rows, expert_x
+from tilewright.ops.pieces import THREADS
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, judged_columns, on_device, rows_of
 
@@ -56,7 +56,6 @@ _SOURCES = (
 
 
 _MOST_VALUES = 1 << 26  # of all experts' weights, for which the oracle takes a second or two
-_THREADS = min(8, os.cpu_count() or 1)
 
 
 def _cases(weight_types: tuple[str, ...], large: bool) -> tuple[Case, ...]:
@@ -139,7 +138,7 @@ def _of_each(inputs: Inputs, product: Callable[[F64, Any], F64]) -> F64:
         expert, tokens, choices = chosen
         whole[tokens, choices] = product(x[tokens], source.experts[expert])
 
-    with ThreadPoolExecutor(_THREADS if columns is not None else 1) as pool:
+    with ThreadPoolExecutor(THREADS if columns is not None else 1) as pool:
         list(pool.map(one, source.chosen()))
     return whole
 

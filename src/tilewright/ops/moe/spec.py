@@ -11,7 +11,6 @@ have one (`gpu_spec`, `gpu_space`).
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from tilewright.ops.contract import (
 from tilewright.ops.mmq.reference import BlockSource
 from tilewright.ops.mmq.spec import SPEC as MMQ
 from tilewright.ops.moe.reference import MoeSource, expert_rows, expert_x, moe_reference
+from tilewright.ops.pieces import THREADS
 from tilewright.ops.w4a16.spec import SPEC as W4A16
 from tilewright.tiles.tile import Problem
 
@@ -50,7 +50,6 @@ _MANY = ("Q4_0", "Q4_K", "uint4")  # types that also run with as many experts as
 _MOST_EXPERTS = 512
 _USUAL_EXPERTS, _USUAL_CHOICES = 128, 8
 _LARGE = 1 << 25  # values of all experts that take a second to draw
-_THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +184,7 @@ def _draw_experts(key: Case, seed: int) -> tuple[tuple[Any, ...], Any]:
         return under.make_inputs(one, seed).source
 
     many = key.experts * key.N * key.K >= _LARGE
-    with ThreadPoolExecutor(_THREADS if many else 1) as pool:
+    with ThreadPoolExecutor(THREADS if many else 1) as pool:
         experts = tuple(pool.map(draw, map(int, seeds)))
     return experts, _packed(experts)
 

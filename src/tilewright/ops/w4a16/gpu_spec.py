@@ -25,6 +25,7 @@ from tilewright.layout.triton import WordsW4
 from tilewright.ops.cases import ordered
 from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import Case, Corruption, Inputs, OpSpec, rng_for
+from tilewright.ops.pieces import by_rows
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.amd_space import AMD_ARCHS
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
@@ -93,7 +94,7 @@ def on_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     return whole.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-def rows_of(codes: W4Codes, columns: npt.NDArray[np.int64] | None) -> W4Codes:
+def rows_of(codes: W4Codes, columns: npt.NDArray[np.int64] | slice | None) -> W4Codes:
     """The rows of the weight that make those columns of y."""
     if columns is None:
         return codes
@@ -111,20 +112,29 @@ def _judged(inputs: Inputs) -> tuple[npt.NDArray[np.int64] | None, W4Codes, F64 
 
 def _reference(inputs: Inputs) -> F64:
     columns, codes, bias = _judged(inputs)
-    y = w4a16_reference(inputs.x64(), codes, bias)
+    x = inputs.x64()
+
+    def product(rows: slice) -> F64:
+        return w4a16_reference(x, rows_of(codes, rows), None if bias is None else bias[rows])
+
     n = inputs.case.N if columns is None else len(columns)
-    return y.reshape(*inputs.x.shape[:-1], n)
+    return by_rows(n, codes.K, product).reshape(*inputs.x.shape[:-1], n)
 
 
 def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
     columns, codes, bias = _judged(inputs)
     x = inputs.x64()
-    sigma = product_sigma(
-        x if codes.perm is None else x[:, codes.perm],
-        w4a16_rows(codes),
-        bias=bias,
-        weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
-    ).reshape(ref.shape)
+    x = x if codes.perm is None else x[:, codes.perm]
+
+    def deviation(rows: slice) -> F64:
+        return product_sigma(
+            x,
+            w4a16_rows(rows_of(codes, rows)),
+            bias=None if bias is None else bias[rows],
+            weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
+        )
+
+    sigma = by_rows(len(codes.codes), codes.K, deviation).reshape(ref.shape)
     return ErrorModel(sigma, inputs.case.dtype, columns=columns, of=inputs.case.N)
 
 

@@ -17,8 +17,8 @@ __all__ = ["w4a16_reference", "w4a16_rows"]
 
 F64 = npt.NDArray[np.float64]
 
-# Weights that are held in float64 at a time: bounds the oracle's memory on large matrices.
-_VALUES_AT_A_TIME = 1 << 22
+# Weights that are held in float64 at a time: few enough for a core's cache.
+_VALUES_AT_A_TIME = 1 << 19
 
 
 def w4a16_rows(codes: W4Codes) -> Iterator[WeightRows]:

@@ -1,0 +1,71 @@
+"""Pieces of an oracle's work: joined in order, in threads only where there is enough of it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from tilewright.ops import pieces
+from tilewright.ops.contract import Case
+from tilewright.ops.mmq.gpu_spec import gpu_spec as mmq_spec
+from tilewright.ops.mmq.reference import mmq_reference
+from tilewright.ops.pieces import by_rows
+from tilewright.ops.w4a16.gpu_spec import gpu_spec as w4a16_spec
+from tilewright.ops.w4a16.reference import w4a16_reference
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is cut into pieces however small it is."""
+    monkeypatch.setattr(pieces, "THREADS", 2)
+    monkeypatch.setattr(pieces, "_LEAST", 1 << 10)
+
+
+@pytest.mark.parametrize("n", [1, 7, 64, 1001])
+@pytest.mark.usefixtures("always")
+def test_pieces_are_joined_in_order(n: int) -> None:
+    whole = np.random.default_rng(0).standard_normal((3, n))
+    seen = []
+
+    def work(rows: slice) -> np.ndarray:
+        seen.append(rows)
+        return whole[:, rows]
+
+    np.testing.assert_array_equal(by_rows(n, 64, work), whole)
+    assert sum(rows.stop - rows.start for rows in seen) == n
+    assert len(seen) == max(1, min(8, n * 64 >> 10))
+
+
+def test_a_small_weight_is_done_at_once_in_this_thread() -> None:
+    def work(rows: slice) -> np.ndarray:
+        assert threading.current_thread() is threading.main_thread()
+        assert rows == slice(0, 1024)
+        return np.zeros((1, 1024))
+
+    assert by_rows(1024, 1024, work).shape == (1, 1024)
+
+
+@pytest.mark.usefixtures("always")
+def test_what_a_piece_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        by_rows(64, 64, lambda rows: np.zeros((1, 1 // 0)))
+
+
+@pytest.mark.parametrize("flags", [(), ("bias",)])
+@pytest.mark.usefixtures("always")
+def test_an_oracle_in_pieces_is_the_whole_one(flags: tuple[str, ...]) -> None:
+    mmq, w4a16 = mmq_spec("sm_90", "cpu"), w4a16_spec("sm_90", "cpu")
+    for spec, case, oracle in (
+        (mmq, Case("mmq", "Q4_K", "float16", 5, 97, 512, flags=flags), mmq_reference),
+        (w4a16, Case("w4a16", "uint4", "float16", 5, 97, 512, 64, flags=flags), w4a16_reference),
+    ):
+        inputs = spec.make_inputs(case, 0)
+        right = oracle(inputs.x64(), inputs.source, inputs.bias64())  # type: ignore[operator]
+        ref = spec.reference(inputs)
+        np.testing.assert_allclose(ref, right, rtol=1e-12, atol=1e-12)
+        model = spec.error_model(inputs, ref)
+        with pytest.MonkeyPatch.context() as once:
+            once.setattr(pieces, "_LEAST", 1 << 40)
+            np.testing.assert_allclose(model.sigma, spec.error_model(inputs, ref).sigma, rtol=1e-12)
