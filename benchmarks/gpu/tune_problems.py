@@ -13,60 +13,62 @@ its problems in turn, so that each brings its best.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+
+from tuning import Kind, kind_of_problem
 
 from tilewright.ops.space import TileSpace
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["ARCH", "OPS", "Kind", "Wanted", "kind_of_problem", "shortlists", "wanted"]
+__all__ = ["ARCH", "OPS", "Wanted", "shortlists", "wanted"]
 
 ARCH = "sm_90"
 _OTHER_CHIPS = ("sm_80", "gfx942")
 OPS = ("mmq", "moe", "ssd", "conv1d")
 
-Kind = tuple[str, str, str, int]
-"""Op, weight type, dtype and group: what kernels are compiled for."""
-
 
 @dataclass(frozen=True)
 class Wanted:
-    """A problem, the model that it is of, and its turn: the lower the rank, the sooner."""
+    """A problem to tune.
+
+    Attributes:
+        problem: M is a bucket.
+        name: the model that it is of.
+        rank: its turn: the lower, the sooner.
+        tiles: how many different ones its kind may compile, all problems of the kind together.
+    """
 
     problem: Problem
     name: str
     rank: int
+    tiles: int
 
 
-def kind_of_problem(problem: Problem) -> Kind:
-    return (problem.op, problem.weight_type, problem.act_dtype, problem.group)
-
-
-_EVERY = (1, 8, 16, 64, 128, 512, 1024, 2048, 4096)
+# Rows of x. Where a tile serves no more rows than it was tuned with, the default serves those
+# between.
+_MANY = (1, 8, 64, 128, 512, 2048, 4096)
 _SOME = (1, 16, 64, 512, 2048)
-_FEW = (1, 64, 512)
-_HALF = ("float16", "bfloat16")
+_FEW = (1, 64, 512, 2048)
+_ENDS = (1, 512)
 
-# Model, weight type, dtype, rank, rows of x, and N x K.
-_Row = tuple[str, str, str, int, Sequence[int], Sequence[tuple[int, int]]]
+# Model, weight type, dtype, rank, tiles of its kind, rows of x, and N x K.
+_Row = tuple[str, str, str, int, int, Sequence[int], Sequence[tuple[int, int]]]
 
 _LLAMA = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
 """gate and up, down, q, k and v, o of Llama-3-8B; those of half of its layers hold v and down in
 Q6_K, and q and k are 5120 rows then, for which the row of 6144 serves."""
 
 _MMQ: tuple[_Row, ...] = (
-    ("Llama-3-8B Q4_K_M", "Q4_K", "float16", 0, _EVERY, _LLAMA),
-    ("Llama-3-8B Q4_K_M", "Q6_K", "float16", 1, _SOME, ((4096, 14336),)),
-    ("Llama-3-8B Q4_K_M head", "Q6_K", "float16", 1, (1,), ((128256, 4096),)),
-    ("Llama-3-8B Q4_K_M", "Q4_K", "bfloat16", 2, _SOME, _LLAMA),
-    ("Llama-3-8B Q4_K_M", "Q6_K", "bfloat16", 3, _SOME, ((4096, 14336),)),
-    ("SmolLM2-135M Q4_1", "Q4_1", "float16", 4, _FEW, ((3072, 576), (576, 1536), (960, 576))),
-    ("Gemma-3-270m Q4_K_M", "Q5_0", "float16", 4, _FEW, ((4096, 640), (1536, 640))),
-    ("Gemma-3-270m Q4_K_M", "Q4_K", "float16", 4, _FEW, ((640, 2048),)),
-    ("Gemma-3-270m Q4_K_M", "Q6_K", "float16", 4, _FEW, ((640, 2048),)),
-    ("SmolLM2-135M Q4_1 head", "Q8_0", "float16", 5, (1,), ((49152, 576),)),
+    ("Llama-3-8B Q4_K_M", "Q4_K", "float16", 0, 28, _MANY, _LLAMA),
+    ("Llama-3-8B Q4_K_M", "Q6_K", "float16", 1, 10, _SOME, ((4096, 14336),)),
+    ("Llama-3-8B Q4_K_M head", "Q6_K", "float16", 1, 10, (1,), ((128256, 4096),)),
+    ("Llama-3-8B Q4_K_M", "Q4_K", "bfloat16", 2, 12, _FEW, _LLAMA),
+    ("SmolLM2-135M Q4_1", "Q4_1", "float16", 3, 5, _ENDS, ((3072, 576), (576, 1536), (960, 576))),
+    ("Gemma-3-270m Q4_K_M", "Q5_0", "float16", 3, 5, _ENDS, ((4096, 640), (1536, 640))),
+    ("Gemma-3-270m Q4_K_M", "Q4_K", "float16", 3, 28, _ENDS, ((640, 2048),)),
+    ("Gemma-3-270m Q4_K_M", "Q6_K", "float16", 3, 10, _ENDS, ((640, 2048),)),
 )
 
 _EXPERTS = ((1536, 2048), (2048, 768))
@@ -76,14 +78,13 @@ _SLOTS = (8, 64, 256, 1024, 4096)
 """8 experts for each of 1, 8, 32, 128 and 512 tokens."""
 
 _MOE: tuple[_Row, ...] = (
-    ("Qwen3-30B-A3B Q4_K_M", "Q4_K", "float16", 0, _SLOTS, _EXPERTS),
-    ("Qwen3-30B-A3B 4-bit", "uint4", "float16", 1, _SLOTS, _EXPERTS),
-    ("Qwen3-30B-A3B Q4_K_M", "Q4_K", "bfloat16", 2, _SLOTS, _EXPERTS),
-    ("Qwen3-30B-A3B Q4_K_M", "Q6_K", "float16", 3, _SLOTS, _EXPERTS[1:]),
-    ("Qwen3-30B-A3B 4-bit", "uint4", "bfloat16", 4, _SLOTS, _EXPERTS),
+    ("Qwen3-30B-A3B Q4_K_M", "Q4_K", "float16", 0, 14, _SLOTS, _EXPERTS),
+    ("Qwen3-30B-A3B 4-bit", "uint4", "float16", 1, 7, _SLOTS, _EXPERTS),
+    ("Qwen3-30B-A3B Q4_K_M", "Q4_K", "bfloat16", 2, 5, (8, 64, 1024), _EXPERTS),
+    ("Qwen3-30B-A3B Q4_K_M", "Q6_K", "float16", 3, 4, (8, 64, 1024), _EXPERTS[1:]),
 )
 
-_TOKENS = (256, 1024, 4096)
+_TOKENS = (512, 4096)
 _SCANS = (
     ("Nemotron-H-8B", 128, 64, 8),
     ("Nemotron-Nano-9B-v2", 128, 80, 8),
@@ -94,33 +95,35 @@ _SCANS = (
 _MIXED = 8192 + 2 * 8 * 128
 """Channels of the convolution of Nemotron-H-8B: x, B and C."""
 
+_AS_STORED = ("bfloat16", "float16")
+"""The dtypes of Mamba-2 models, the one that they are stored in first."""
+
 
 def _products(op: str, rows: Iterable[_Row], group: int = 0) -> Iterator[Wanted]:
-    for name, weight_type, dtype, rank, batches, shapes in rows:
+    for name, weight_type, dtype, rank, tiles, batches, shapes in rows:
         # All rows of a weight together: it is drawn once for them.
         for n, k in shapes:
             for m in batches:
                 size = group if weight_type.startswith("uint4") else 0
-                yield Wanted(
-                    Problem(op, ARCH, dtype, weight_type, "float", m, n, k, size), name, rank
-                )
+                problem = Problem(op, ARCH, dtype, weight_type, "float", m, n, k, size)
+                yield Wanted(problem, name, rank, tiles)
 
 
 def _scans() -> Iterator[Wanted]:
-    for rank, dtype in enumerate(reversed(_HALF)):  # as these models are stored
+    for rank, dtype in enumerate(_AS_STORED):
         for name, heads, p, groups in _SCANS:
             for m in _TOKENS:
                 problem = Problem(
                     "ssd", ARCH, dtype, f"p{p}", "float", m, heads * p, 128, heads // groups
                 )
-                yield Wanted(problem, name, rank)
+                yield Wanted(problem, name, rank, 3 if rank else 5)
 
 
 def _convolutions() -> Iterator[Wanted]:
-    for rank, dtype in enumerate(reversed(_HALF)):
+    for rank, dtype in enumerate(_AS_STORED):
         for m in _TOKENS:
             problem = Problem("conv1d", ARCH, dtype, "w4", "float", m, _MIXED, 4, 0)
-            yield Wanted(problem, "Nemotron-H-8B", rank)
+            yield Wanted(problem, "Nemotron-H-8B", rank, 4)
 
 
 def wanted(op: str) -> list[Wanted]:
@@ -135,22 +138,26 @@ def wanted(op: str) -> list[Wanted]:
 
 
 def shortlists(
-    problems: Sequence[Problem], space: TileSpace, limits: Mapping[Kind, int]
+    asked: Sequence[Wanted], space: TileSpace, most: int = 1000
 ) -> dict[Problem, tuple[Tile, ...]]:
     """The tiles to try for each problem, the default first, then the likeliest.
 
     Args:
-        problems: of one op.
+        asked: problems of one op.
         space: its space.
-        limits: how many different tiles a kind may compile.
+        most: tiles that a kind may compile, if that is less than its problems say.
     """
     found: dict[Problem, tuple[Tile, ...]] = {}
-    for kind in dict.fromkeys(map(kind_of_problem, problems)):
-        own = [problem for problem in problems if kind_of_problem(problem) == kind]
+    limits: dict[Kind, int] = {}
+    for one in asked:
+        kind = kind_of_problem(one.problem)
+        limits[kind] = min(most, max(one.tiles, limits.get(kind, 0)))
+    for kind, limit in limits.items():
+        own = [one.problem for one in asked if kind_of_problem(one.problem) == kind]
         ranked = [_ranked(problem, own, space, turn) for turn, problem in enumerate(own)]
         chosen: dict[Tile, None] = {}
         for tile in _in_turn(*ranked):
-            if len(chosen) < limits[kind]:
+            if len(chosen) < limit:
                 chosen.setdefault(tile)
         for problem, tiles in zip(own, ranked, strict=True):
             first = [tile for tile in tiles if tile in chosen]
@@ -163,25 +170,29 @@ def _ranked(problem: Problem, kind: Sequence[Problem], space: TileSpace, turn: i
     """The default; one tile of each other algorithm; defaults of problems like it, the nearest
     first, and neighbours of the default in turn; neighbours of the other algorithms' tiles.
 
-    Where one algorithm is the default of all problems here, those of other chips tell of others.
-    Neighbours begin with another field at each turn.
+    Where one algorithm is the default of all problems here, those of other chips tell of others,
+    which come last. Neighbours begin with another field at each turn.
     """
     near = sorted(kind, key=lambda other: _apart(problem, other))
-    defaults = dict.fromkeys(map(space.default, (problem, *near)))
-    if len({tile.algorithm for tile in defaults}) == 1:
-        abroad = (replace(problem, arch=arch) for arch in _OTHER_CHIPS)
-        defaults |= dict.fromkeys(map(space.default, abroad))
-    others = [tile for tile in defaults if space.is_legal(tile, problem)]
-    firsts: dict[Any, Tile] = {}
-    for tile in others:
-        firsts.setdefault(tile.algorithm, tile)
-    first, *rest = ([*_turned(_one_field_off(tile, problem, space), turn)]
-                    for tile in firsts.values())  # fmt: skip
-    ranked = [*firsts.values(), *_in_turn(others, first), *_in_turn(*rest)]
+    own = _legal(map(space.default, (problem, *near)), problem, space)
+    firsts: dict[str, Tile] = {}
+    for tile in own:
+        firsts.setdefault(str(tile.algorithm), tile)
+    first, *rest = (_turned(_one_field_off(tile, problem, space), turn) for tile in firsts.values())
+    ranked = [*firsts.values(), *_in_turn(own, first), *_in_turn(*rest)]
+    if len(firsts) == 1:
+        others = (space.default(replace(problem, arch=arch)) for arch in _OTHER_CHIPS)
+        abroad = _legal(others, problem, space)
+        ranked += [*abroad, *_in_turn(*(_one_field_off(t, problem, space) for t in abroad))]
     return list(dict.fromkeys(ranked))
 
 
-def _in_turn(*lists: Sequence[Tile]) -> Iterator[Tile]:
+def _legal(tiles: Iterable[Tile], problem: Problem, space: TileSpace) -> list[Tile]:
+    """Each once, in their order."""
+    return [tile for tile in dict.fromkeys(tiles) if space.is_legal(tile, problem)]
+
+
+def _in_turn(*lists: Iterable[Tile]) -> Iterator[Tile]:
     """The first of each, the second of each, and so on."""
     return (tile for row in zip_longest(*lists) for tile in row if tile is not None)
 

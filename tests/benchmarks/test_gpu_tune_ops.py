@@ -71,11 +71,10 @@ def test_problems_are_buckets_that_the_op_has_operands_for(script: Any, op: str)
 @pytest.mark.parametrize("op", OPS)
 def test_shortlists_begin_with_the_default_and_hold_only_legal_tiles(script: Any, op: str) -> None:
     problems = script("tune_problems")
-    asked = [one.problem for one in problems.wanted(op)]
-    kinds = set(map(problems.kind_of_problem, asked))
+    asked = [replace(one, tiles=40) for one in problems.wanted(op)]
     space = spec_for(op, INTERPRETER).space()
-    lists = problems.shortlists(asked, space, dict.fromkeys(kinds, 40))
-    assert set(lists) == set(asked)
+    lists = problems.shortlists(asked, space)
+    assert set(lists) == {one.problem for one in asked}
     for problem, tiles in lists.items():
         assert tiles[0] == space.default(problem)
         assert len(set(tiles)) == len(tiles) > 1, problem
@@ -85,28 +84,29 @@ def test_shortlists_begin_with_the_default_and_hold_only_legal_tiles(script: Any
 
 
 def test_a_kind_compiles_no_more_tiles_than_it_may(script: Any) -> None:
-    problems = script("tune_problems")
-    asked = [one.problem for one in problems.wanted("mmq")]
-    limits = dict.fromkeys(map(problems.kind_of_problem, asked), 5)
-    lists = problems.shortlists(asked, spec_for("mmq", INTERPRETER).space(), limits)
-    for kind in limits:
-        own = [lists[problem] for problem in lists if problems.kind_of_problem(problem) == kind]
-        assert 0 < len({tile for tiles in own for tile in tiles}) <= 5
-    jobs = script("tune_ops").jobs_of(lists)
-    tiles = [(problems.kind_of_problem(j.problem), j.tile) for j in jobs if j.tile is not None]
-    assert len(set(tiles)) == len(tiles)
+    asked, tuning = script("tune_problems").wanted("mmq"), script("tuning")
+    space = spec_for("mmq", INTERPRETER).space()
+    for most in (3, 1000):
+        lists = script("tune_problems").shortlists(asked, space, most)
+        jobs = [job for job in tuning.jobs_of(lists) if job.tile is not None]
+        tiles = [(tuning.kind_of_problem(job.problem), job.tile) for job in jobs]
+        assert len(set(tiles)) == len(tiles)
+        for one in asked:
+            kind = tuning.kind_of_problem(one.problem)
+            own = max(o.tiles for o in asked if tuning.kind_of_problem(o.problem) == kind)
+            assert 0 < sum(kind == of for of, _ in tiles) <= min(own, most)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_small_products_are_like_the_problem_and_legal(script: Any, op: str) -> None:
-    ops, problems = script("tune_ops"), script("tune_problems")
+    tuning = script("tuning")
     spec = spec_for(op, INTERPRETER)
-    for one in problems.wanted(op):
+    for one in script("tune_problems").wanted(op):
         tile = spec.space().default(one.problem)
-        case = ops.small_case(spec, one.problem, tile)
+        case = tuning.small_case(spec, one.problem, tile)
         small = case.problem("sm_90")
         spec.space().check(tile, small)
-        assert problems.kind_of_problem(small) == problems.kind_of_problem(one.problem)
+        assert tuning.kind_of_problem(small) == tuning.kind_of_problem(one.problem)
         assert (small.K, small.M == 1) == (one.problem.K, one.problem.M == 1)
         assert small.M * small.N <= one.problem.M * one.problem.N
 
@@ -114,19 +114,19 @@ def test_small_products_are_like_the_problem_and_legal(script: Any, op: str) -> 
 @pytest.mark.slow  # 10 s an op in the interpreter
 @pytest.mark.parametrize("op", ["mmq", "moe"])
 def test_warming_gates_a_tile(script: Any, op: str) -> None:
-    ops = script("tune_ops")
+    tuning = script("tuning")
     tile = spec_for(op, INTERPRETER).space().default(SMALL[op])
-    _, good, text = ops.warm(ops.Job(SMALL[op], tile))
+    _, good, text = tuning.warm(tuning.Job(SMALL[op], tile))
     assert good, text
     assert text.startswith(str(tile))
 
 
 @pytest.mark.parametrize("op", ["mmq", "moe"])
 def test_warming_wants_planted_tiles_rejected(script: Any, op: str) -> None:
-    ops = script("tune_ops")
+    tuning = script("tuning")
     planted = spec_for(op, INTERPRETER).space().planted
     number = next(i for i, wrong in enumerate(planted) if wrong.caught_by == "oracle")
-    _, good, text = ops.warm(ops.Job(SMALL[op], planted=number))
+    _, good, text = tuning.warm(tuning.Job(SMALL[op], planted=number))
     assert good, text
     assert text.startswith("planted: ")
     assert "rejected by" in text
@@ -177,11 +177,12 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
     ops = script("tune_ops")
     monkeypatch.setattr(ops, "ARCH", INTERPRETER)
     # Emptying this machine's caches is not what takes the time here.
-    monkeypatch.setattr(ops, "Timing", lambda **given: Timing(**{**given, "cache": "hot"}))
+    tuning = script("tuning")
+    monkeypatch.setattr(tuning, "Timing", lambda **given: Timing(**{**given, "cache": "hot"}))
 
     def wanted(op: str) -> list[Any]:
         rows = (SMALL[op], replace(SMALL[op], M=2 * SMALL[op].M))
-        return [ops.Wanted(problem, "a model", i) for i, problem in enumerate(rows)]
+        return [ops.Wanted(problem, "a model", i, 5) for i, problem in enumerate(rows)]
 
     monkeypatch.setattr(ops, "wanted", wanted)
     monkeypatch.setattr(
@@ -308,7 +309,7 @@ def test_threads_are_limited_only_while_compiling(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    with script("tune_ops").one_thread_each():
+    with script("tuning").one_thread_each():
         assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "1"
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "MKL_NUM_THREADS" not in os.environ
