@@ -113,6 +113,8 @@ def _prmt(a: Any, b: Any, selector: Any) -> Any:
 
 
 def inline_asm_elementwise(asm: str, constraints: str, args: Any, **rest: Any) -> Any:
+    if "prefetch" in asm:
+        return None
     if asm.startswith("mov.b64"):
         low, high = (base.unwrap(v).astype(np.int64) for v in args)
         return Tensor((low & 0xFFFFFFFF) | (high << 32))
@@ -151,7 +153,7 @@ def machine() -> Any:
     """The module `decode_gemv`, whose launcher takes tensors of the CPU."""
     gl: Any = base._language()
     gl.int16, gl.pointer_type = base.BY_NAME["int16"], PointerTo
-    gl.SwizzledSharedLayout = lambda *_: None
+    gl.SwizzledSharedLayout = gl.BlockedLayout = lambda *_: None
     gl.inline_asm_elementwise = inline_asm_elementwise
     gl.full = lambda shape, value, dtype, layout: Tensor(np.full(shape, value, dtype.stored))
     gl.full_like = lambda v, value: Tensor(np.full(v.shape, value, np.int32))

@@ -8,14 +8,15 @@ A program computes `block_n` rows of the weight; its warps stand along K and tak
 those rows at a time, 256 * num_warps columns apart. Words lie as `tilewright.layout.blocks` draws
 them and come into shared memory by cp.async, 16 bytes a lane, `stages` steps of them on their way;
 a lane reads back what it copied itself. Scales, upper bits and x of the next step come straight
-into registers while a step is multiplied.
+into registers while a step is multiplied; they are asked for so late that all of them are fetched
+to the L2 at first.
 
 Codes are multiplied as they are, on matrix units (m16n8k16: 16 rows of the weight, 16 columns). x
 is one row, and of the product's 8 columns each belongs to one of the 8 sub-blocks of a step::
 
     B[k, j] = x[k] if column k lies in sub-block j, else 0
     D[n, j] = sum_k code[n, k] B[k, j]      the sum of sub-block j alone
-    T[j]    = sum_k B[k, j]                 its sum of x: a product with ones
+    T[j]    = sum_k x[k] of sub-block j     one more product, of ones with x in full
     y[n]   += sum_j scale[n, j] (D[n, j] - OFFSET T[j]) + minimum[n, j] T[j]
 
 so that scales cost a step what they would cost a sub-block otherwise, in float32. In B a lane holds
@@ -50,8 +51,10 @@ from tilewright.ops.mmq.decode_parts import (
     lanes_layout,
     load_high,
     load_scales,
+    load_totals,
     load_x,
     paired,
+    prefetch,
     rows_layout,
     words_layout,
     words_of,
@@ -95,6 +98,8 @@ def _decode_kernel(
     steps = K // 256
     rounds = (steps + W - 1) // W
 
+    prefetch(x_ptr, high_ptr, s_ptr, m_ptr, t_ptr, pid, K, stride_hn, stride_sb, stride_mb,
+             stride_tb, HIGH, SCALING, MINIMUMS, ROWS, W)  # fmt: skip
     ring = gl.allocate_shared_memory(
         gl.int32, [STAGES, ROWS * UNITS, W, 32, 4], gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     )
@@ -140,12 +145,13 @@ def _decode_kernel(
     acc = (zero,) * ROWS
     live = (along(0, W, SLICE, 2) + along(1, 32, SLICE, 2) * 0) < steps
     next_x = load_x(z_ptr, places, live, PIECES, C, BY_UNIT, EVEN, WORDS, LANES)
+    next_t = load_totals(x_ptr, 0, steps, SETS, W, WORDS, LANES)
     live = warp + lane * 0 < steps
     next_s = load_scales(s_ptr, m_ptr, t_ptr, row, t, warp, live, stride_sb, stride_mb, stride_tb,
                          ROWS, SCALING, MINIMUMS, SETS)  # fmt: skip
     next_h = load_high(high_ptr, h_ptrs, live, 0, ROWS, UNITS, HIGH)
     for it in range(0, rounds):
-        x, scales, high = paired(next_x, LOW), next_s, next_h
+        x, ones_x, scales, high = paired(next_x, LOW), next_t, next_s, next_h
         places_next = ()
         for p in gl.static_range(PATTERNS):
             places_next = places_next + (places[p] + moves[p],)
@@ -154,6 +160,7 @@ def _decode_kernel(
         live = step + lane * 0 < steps
         live_x = (it + 1) * W + along(0, W, SLICE, 2) + along(1, 32, SLICE, 2) * 0 < steps
         next_x = load_x(z_ptr, places, live_x, PIECES, C, BY_UNIT, False, WORDS, LANES)
+        next_t = load_totals(x_ptr, (it + 1) * W, steps, SETS, W, WORDS, LANES)
         next_s = load_scales(s_ptr, m_ptr, t_ptr, row, t, step, live, stride_sb, stride_mb,
                              stride_tb, ROWS, SCALING, MINIMUMS, SETS)  # fmt: skip
         next_h = load_high(high_ptr, h_ptrs, live, (it + 1) * W, ROWS, UNITS, HIGH)
@@ -164,15 +171,16 @@ def _decode_kernel(
         )
         async_copy.commit_group()
 
-        ones = gl.full((W, 32), 0x3C003C00 if DTYPE == gl.float16 else 0x3F803F80, gl.int32, LANES)
-        totals = ()
-        for s in gl.static_range(SETS):
-            one = (zero, zero, zero, zero)
-            two = one
-            for i in gl.static_range(PIECES // SETS * s, PIECES // SETS * (s + 1)):
-                one = mma((ones, ones, ones, ones), x[2 * i], one, DTYPE)
-                two = mma((ones, ones, ones, ones), x[2 * i + 1], two, DTYPE)
-            totals = totals + (one[0] + two[0], one[1] + two[1])
+        one = gl.full((W, 32), 0x3C003C00 if DTYPE == gl.float16 else 0x3F803F80, gl.int32, LANES)
+        ones = (one, one, one, one)
+        none = (zero, zero, zero, zero)
+        first_t = mma(ones, ones_x[0], none, DTYPE)
+        if SETS == 1:
+            first_t = mma(ones, ones_x[1], first_t, DTYPE)
+            totals = (first_t[0], first_t[1])
+        else:
+            second_t = mma(ones, ones_x[1], none, DTYPE)
+            totals = (first_t[0], first_t[1], second_t[0], second_t[1])
         slot = it % STAGES
         for q in gl.static_range(ROWS // 2):
             sums = (zero,) * (8 * SETS)

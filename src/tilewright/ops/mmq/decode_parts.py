@@ -25,12 +25,18 @@ __all__ = [
     "lanes_layout",
     "load_high",
     "load_scales",
+    "load_totals",
     "load_x",
     "paired",
+    "prefetch",
     "rows_layout",
     "words_layout",
     "words_of",
 ]
+
+
+_PREFETCH = gl.constexpr("{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }")
+_SECTOR = gl.constexpr(32)  # bytes that memory is read in
 
 
 @gluon.constexpr_function
@@ -145,6 +151,48 @@ def words_of(parts, UNITS: gl.constexpr, LANES: gl.constexpr):
 
 
 @gluon.jit
+def _fetch(address):
+    gl.inline_asm_elementwise(_PREFETCH, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _fetch_lines(pointer, count, stride, first, SECTORS: gl.constexpr, W: gl.constexpr):
+    """To the L2: SECTORS times 32 bytes of each of `count` lines, `stride` bytes apart."""
+    at = gl.arange(0, 32 * W, gl.BlockedLayout([1], [32], [W], [0]))
+    base = pointer.to(gl.int64) + first
+    for i in range(0, count * SECTORS, 32 * W):
+        sector = gl.minimum(i + at, count * SECTORS - 1)
+        line = (sector // SECTORS).to(gl.int64)
+        _fetch(base + line * stride + sector % SECTORS * _SECTOR)
+
+
+@gluon.jit
+def prefetch(
+    x_ptr, high_ptr, s_ptr, m_ptr, t_ptr, pid, K, stride_hn, stride_sb, stride_mb, stride_tb,
+    HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr, ROWS: gl.constexpr,
+    W: gl.constexpr,
+):  # fmt: skip
+    """All that a program reads but for words, to the L2: it is asked for a step ahead, and words
+    several steps ahead would be before it in the memory's queue. Of x each program fetches a part.
+    """
+    at = gl.arange(0, 32 * W, gl.BlockedLayout([1], [32], [W], [0]))
+    at = (pid * (32 * W) + at) % (K // 16)
+    _fetch(x_ptr.to(gl.int64) + at.to(gl.int64) * _SECTOR)
+    blocks = K // 32 if SCALING == "half" else K // 256
+    first = pid * (16 * ROWS)  # bytes
+    _fetch_lines(s_ptr, blocks, 2 * stride_sb, first, ROWS // 2, W)
+    if MINIMUMS:
+        _fetch_lines(m_ptr, blocks, 2 * stride_mb, first, ROWS // 2, W)
+    if SCALING == "six":
+        _fetch_lines(t_ptr, blocks * 12, stride_tb, first // 2, 1, W)
+    elif SCALING == "bytes":
+        _fetch_lines(t_ptr, blocks * 16, stride_tb, first // 2, 1, W)
+    if HIGH > 0:  # rows one after the other, K a multiple of 256 bits
+        row = pid.to(gl.int64) * (8 * ROWS) * stride_hn * 4
+        _fetch_lines(high_ptr, 8 * ROWS * (K // (256 // HIGH)), 32, row, 1, W)
+
+
+@gluon.jit
 def load_x(
     z_ptr, places, live, PIECES: gl.constexpr, C: gl.constexpr, BY_UNIT: gl.constexpr,
     EVEN: gl.constexpr, WORDS: gl.constexpr, LANES: gl.constexpr,
@@ -171,6 +219,31 @@ def load_x(
             pairs = gl.load(z_ptr + at + (i // each * (C // 2) + i % (each // 2)) * 4)
         found = found + _four(pairs, LANES)
     return found
+
+
+@gluon.jit
+def load_totals(
+    x_ptr, first, steps, SETS: gl.constexpr, W: gl.constexpr, WORDS: gl.constexpr,
+    LANES: gl.constexpr,
+):  # fmt: skip
+    """x of a step once more, as the operand whose product with ones is the sums of sub-blocks:
+    lane 4 g + t has a quarter of sub-block g, of each of two sets if they have 16 columns. Two
+    numbers of 64 bits; 0 where a warp, whose first step is `first` and its own number, has none."""
+    if SETS == 1:
+        step = first + along(0, W, WORDS, 3)
+        at = step * 128 + along(1, 32, WORDS, 3) * 4 + along(2, 4, WORDS, 3)
+        pointer = x_ptr.to(gl.pointer_type(gl.int32))
+        x = _four(gl.load(pointer + at, mask=step + at * 0 < steps, other=0), LANES)
+        return (_joined(x[0], x[1]), _joined(x[2], x[3]))
+    else:
+        step = first + along(0, W, LANES, 2)
+        at = step * 64 + along(1, 32, LANES, 2)
+        pointer = x_ptr.to(gl.pointer_type(gl.int64))
+        live = step + at * 0 < steps
+        return (
+            gl.load(pointer + at, mask=live, other=0),
+            gl.load(pointer + at + 32, mask=live, other=0),
+        )
 
 
 @gluon.jit
