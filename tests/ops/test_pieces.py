@@ -11,7 +11,7 @@ from tilewright.ops import pieces
 from tilewright.ops.contract import Case
 from tilewright.ops.mmq.gpu_spec import gpu_spec as mmq_spec
 from tilewright.ops.mmq.reference import mmq_reference
-from tilewright.ops.pieces import by_rows
+from tilewright.ops.pieces import in_pieces
 from tilewright.ops.w4a16.gpu_spec import gpu_spec as w4a16_spec
 from tilewright.ops.w4a16.reference import w4a16_reference
 
@@ -23,43 +23,48 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_LEAST", 1 << 10)
 
 
+@pytest.mark.parametrize("m", [1, 3, 64, 1001])
 @pytest.mark.parametrize("n", [1, 7, 64, 1001])
 @pytest.mark.usefixtures("always")
-def test_pieces_are_joined_in_order(n: int) -> None:
-    whole = np.random.default_rng(0).standard_normal((3, n))
+def test_pieces_of_the_larger_are_joined_in_order(m: int, n: int) -> None:
+    whole = np.random.default_rng(0).standard_normal((m, n))
     seen = []
 
-    def work(rows: slice) -> np.ndarray:
-        seen.append(rows)
-        return whole[:, rows]
+    def work(some: slice, rows: slice) -> np.ndarray:
+        seen.append((some, rows))
+        return whole[some, rows]
 
-    np.testing.assert_array_equal(by_rows(n, 64, work), whole)
-    assert sum(rows.stop - rows.start for rows in seen) == n
-    assert len(seen) == max(1, min(8, n * 64 >> 10))
+    np.testing.assert_array_equal(in_pieces(m, n, 64, work), whole)
+    assert len(seen) == max(1, min(8, max(m, n) * 64 >> 10))
+    if len(seen) > 1:
+        assert len({(some if m > n else rows).start for some, rows in seen}) == len(seen)
+        assert all((rows if m > n else some) == slice(0, min(m, n)) for some, rows in seen)
 
 
-def test_a_small_weight_is_done_at_once_in_this_thread() -> None:
-    def work(rows: slice) -> np.ndarray:
+def test_a_small_product_is_done_at_once_in_this_thread() -> None:
+    def work(some: slice, rows: slice) -> np.ndarray:
         assert threading.current_thread() is threading.main_thread()
-        assert rows == slice(0, 1024)
+        assert (some, rows) == (slice(0, 1), slice(0, 1024))
         return np.zeros((1, 1024))
 
-    assert by_rows(1024, 1024, work).shape == (1, 1024)
+    assert in_pieces(1, 1024, 1024, work).shape == (1, 1024)
 
 
 @pytest.mark.usefixtures("always")
 def test_what_a_piece_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        by_rows(64, 64, lambda rows: np.zeros((1, 1 // 0)))
+        in_pieces(1, 64, 64, lambda some, rows: np.zeros((1, 1 // 0)))
 
 
 @pytest.mark.parametrize("flags", [(), ("bias",)])
+@pytest.mark.parametrize("m", [5, 130])
 @pytest.mark.usefixtures("always")
-def test_an_oracle_in_pieces_is_the_whole_one(flags: tuple[str, ...]) -> None:
+def test_an_oracle_in_pieces_is_the_whole_one(m: int, flags: tuple[str, ...]) -> None:
     mmq, w4a16 = mmq_spec("sm_90", "cpu"), w4a16_spec("sm_90", "cpu")
     for spec, case, oracle in (
-        (mmq, Case("mmq", "Q4_K", "float16", 5, 97, 512, flags=flags), mmq_reference),
-        (w4a16, Case("w4a16", "uint4", "float16", 5, 97, 512, 64, flags=flags), w4a16_reference),
+        (mmq, Case("mmq", "Q4_K", "float16", m, 97, 512, flags=flags), mmq_reference),
+        (mmq, Case("mmq", "Q4_K", "float16", m, 97, 512, 0, "int8", flags), mmq_reference),
+        (w4a16, Case("w4a16", "uint4", "float16", m, 97, 512, 64, flags=flags), w4a16_reference),
     ):
         inputs = spec.make_inputs(case, 0)
         right = oracle(inputs.x64(), inputs.source, inputs.bias64())  # type: ignore[operator]

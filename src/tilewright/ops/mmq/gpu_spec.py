@@ -24,7 +24,7 @@ from tilewright.ops.cases import Shape, ordered
 from tilewright.ops.check import ErrorModel, activation_variance, product_sigma
 from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
 from tilewright.ops.mmq.reference import BlockSource, mmq_reference, mmq_rows
-from tilewright.ops.pieces import by_rows
+from tilewright.ops.pieces import in_pieces
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, judged_columns, on_device
 
@@ -143,10 +143,11 @@ def _reference(inputs: Inputs) -> F64:
     _, source, bias = _judged(inputs)
     x = inputs.x64()
 
-    def product(rows: slice) -> F64:
-        return mmq_reference(x, _rows(source, rows), None if bias is None else bias[rows])
+    def product(some: slice, rows: slice) -> F64:
+        return mmq_reference(x[some], _rows(source, rows), None if bias is None else bias[rows])
 
-    return by_rows(source.N, source.K, product).reshape(*inputs.x.shape[:-1], source.N)
+    y = in_pieces(len(x), source.N, source.K, product)
+    return y.reshape(*inputs.x.shape[:-1], source.N)
 
 
 def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
@@ -154,16 +155,16 @@ def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
     x = inputs.x64()
     variance = activation_variance(x) if inputs.case.activations == "int8" else None
 
-    def deviation(rows: slice) -> F64:
+    def deviation(some: slice, rows: slice) -> F64:
         return product_sigma(
-            x,
+            x[some],
             mmq_rows(_rows(source, rows)),
             bias=None if bias is None else bias[rows],
-            x_variance=variance,
+            x_variance=None if variance is None else variance[some],
             weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
         )
 
-    sigma = by_rows(source.N, source.K, deviation).reshape(ref.shape)
+    sigma = in_pieces(len(x), source.N, source.K, deviation).reshape(ref.shape)
     return ErrorModel(sigma, inputs.case.dtype, variance is None, columns=columns, of=inputs.case.N)
 
 

@@ -25,7 +25,7 @@ from tilewright.layout.triton import WordsW4
 from tilewright.ops.cases import ordered
 from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import Case, Corruption, Inputs, OpSpec, rng_for
-from tilewright.ops.pieces import by_rows
+from tilewright.ops.pieces import in_pieces
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.amd_space import AMD_ARCHS
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
@@ -114,11 +114,11 @@ def _reference(inputs: Inputs) -> F64:
     columns, codes, bias = _judged(inputs)
     x = inputs.x64()
 
-    def product(rows: slice) -> F64:
-        return w4a16_reference(x, rows_of(codes, rows), None if bias is None else bias[rows])
+    def product(some: slice, rows: slice) -> F64:
+        return w4a16_reference(x[some], rows_of(codes, rows), None if bias is None else bias[rows])
 
     n = inputs.case.N if columns is None else len(columns)
-    return by_rows(n, codes.K, product).reshape(*inputs.x.shape[:-1], n)
+    return in_pieces(len(x), n, codes.K, product).reshape(*inputs.x.shape[:-1], n)
 
 
 def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
@@ -126,15 +126,15 @@ def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
     x = inputs.x64()
     x = x if codes.perm is None else x[:, codes.perm]
 
-    def deviation(rows: slice) -> F64:
+    def deviation(some: slice, rows: slice) -> F64:
         return product_sigma(
-            x,
+            x[some],
             w4a16_rows(rows_of(codes, rows)),
             bias=None if bias is None else bias[rows],
             weight_unit=WEIGHT_UNITS[inputs.case.act_dtype],
         )
 
-    sigma = by_rows(len(codes.codes), codes.K, deviation).reshape(ref.shape)
+    sigma = in_pieces(len(x), len(codes.codes), codes.K, deviation).reshape(ref.shape)
     return ErrorModel(sigma, inputs.case.dtype, columns=columns, of=inputs.case.N)
 
 
