@@ -63,7 +63,6 @@ Q6_K, and q and k are 5120 rows then, for which the row of 6144 serves."""
 _MMQ: tuple[_Row, ...] = (
     ("Llama-3-8B Q4_K_M", "Q4_K", "float16", 0, 28, _MANY, _LLAMA),
     ("Llama-3-8B Q4_K_M", "Q6_K", "float16", 1, 10, _SOME, ((4096, 14336),)),
-    ("Llama-3-8B Q4_K_M head", "Q6_K", "float16", 1, 10, (1,), ((128256, 4096),)),
     ("Llama-3-8B Q4_K_M", "Q4_K", "bfloat16", 2, 12, _FEW, _LLAMA),
     ("SmolLM2-135M Q4_1", "Q4_1", "float16", 3, 5, _ENDS, ((3072, 576), (576, 1536), (960, 576))),
     ("Gemma-3-270m Q4_K_M", "Q5_0", "float16", 3, 5, _ENDS, ((4096, 640), (1536, 640))),
