@@ -178,9 +178,12 @@ def _small_moe(problem: Problem, own: bool) -> Problem:
 
 
 def _gated_moe(problem: Problem, tile: Tile) -> tuple[str, Case, Tile]:
-    kind, dtype = problem.weight_type, DTYPES[tile.block_m == 32]
-    case = Case("moe", kind, dtype, 9, 33, 256, 0, experts=3, top_k=2)
-    return f"gate {kind} {tile.block_m}x{tile.block_n}", case, tile
+    """A tile once, with one of both types."""
+    narrow = tile.block_m == 32
+    case = Case(
+        "moe", MIXTURE_TYPES[narrow], DTYPES[narrow], 9, 33, 256, 0, experts=2, top_k=2
+    )  # fmt: skip
+    return f"gate {tile.block_m}x{tile.block_n}", case, tile
 
 
 # ssd
@@ -238,7 +241,8 @@ def _moe_notes(table: PublishedTable) -> tuple[str, ...]:
         f"{_chips(table).note}",
         "translated: llama.cpp's integer tiles there, this package's float ones here, of as many "
         "rows and warps; steps of 32 columns, loads ahead and bands of tiles are its own. Models "
-        "of other shapes get the default, which knows how many experts they have",
+        "of other shapes get the default, which knows how many experts they have. Each tile was "
+        "gated with one of both types",
     )  # fmt: skip
 
 
