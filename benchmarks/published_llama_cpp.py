@@ -68,6 +68,7 @@ _RDNA3 = (Step(16, 64, 4), Step(32, 64, 4), Step(64, 128, 8))
 _RDNA4 = tuple(Step(rows, 64, 4) for rows in (16, 32, 64))
 _STUDY = "a study of llama.cpp on an MI210"
 _TABLES = "llama.cpp's MMQ table for"
+_LOWER = "its J of 80 to 128 is 64 here, the most that this package's tiles have on RDNA"
 
 CHIPS = (
     Chips(
@@ -84,18 +85,18 @@ CHIPS = (
     Chips(
         "gfx1151.json", _RDNA3, False,
         f"{_TABLES} RDNA3.5: 64 rows of the weight and 128 threads for J up to 32, then 128 and "
-        "256; its J of 80 to 128 is 64 here, the most that this package's tiles have on RDNA",
+        f"256, no stream-k; {_LOWER}",
         128, f"{_STUDY}: chunks of 128 tokens, measured on gfx90a and carried over to gfx1151",
     ),
     Chips(
         "gfx11.json", _RDNA3, False,
-        f"{_TABLES} RDNA3: 64 rows of the weight and 128 threads for J up to 32, then 128 and 256; "
-        "its J of 80 to 128 is 64 here, the most that this package's tiles have on RDNA",
+        f"{_TABLES} RDNA3: 64 rows of the weight and 128 threads for J up to 32, then 128 and 256, "
+        f"no stream-k; {_LOWER}",
     ),
     Chips(
         "gfx12.json", _RDNA4, False,
-        f"{_TABLES} RDNA4: 64 rows of the weight and 128 threads for J up to 64; its J of 80 to "
-        "128 is 64 here, the most that this package's tiles have on RDNA",
+        f"{_TABLES} RDNA4: 64 rows of the weight and 128 threads for J up to 64, no stream-k; "
+        f"{_LOWER}",
     ),
 )  # fmt: skip
 
