@@ -91,8 +91,8 @@ _SCANS = (
 )
 """Model, heads, head dimension, groups; states have 128 numbers."""
 
-_MIXED = 8192 + 2 * 8 * 128
-"""Channels of the convolution of Nemotron-H-8B: x, B and C."""
+_MIXED = 5120 + 2 * 128
+"""Channels of the convolution of Mamba2-2.7B: x, B and C."""
 
 _AS_STORED = ("bfloat16", "float16")
 """The dtypes of Mamba-2 models, the one that they are stored in first."""
@@ -119,10 +119,10 @@ def _scans() -> Iterator[Wanted]:
 
 
 def _convolutions() -> Iterator[Wanted]:
+    # Few tokens: every output is held to the oracle, some millions of them for seconds a tile.
     for rank, dtype in enumerate(_AS_STORED):
-        for m in _TOKENS:
-            problem = Problem("conv1d", ARCH, dtype, "w4", "float", m, _MIXED, 4, 0)
-            yield Wanted(problem, "Nemotron-H-8B", rank, 4)
+        problem = Problem("conv1d", ARCH, dtype, "w4", "float", _TOKENS[0], _MIXED, 4, 0)
+        yield Wanted(problem, "Mamba2-2.7B", rank, 4)
 
 
 def wanted(op: str) -> list[Wanted]:

@@ -5,37 +5,25 @@
 The problems are the fused products of Qwen3-8B and Llama-3-8B in groups of 128, two of them and
 the products of SmolLM2-135M in groups of 32, and rows from 1 to 4096. A lookup takes a row for half
 and twice as many rows of x, and for N and K within a factor of 4: those of Qwen3-4B, Qwen3-32B and
-Llama-3-70B lie within. The tuner
-goes through a list of tiles (`SHORTLIST`), every one that the rules allow for the problem: those
-that a sweep of the space has found at the top somewhere. It gates each in a process of its own,
-times it with cold caches in rounds with the tile in use, and changes a row only where one is
-faster for certain.
-
-Before that, several processes gate the tiles on a small product, which fills Triton's cache: the
-tuner's time is then not spent on compiling. Nothing of it is timed.
+Llama-3-70B lie within. The tuner goes through a list of tiles (`SHORTLIST`), every one that the
+rules allow for the problem: those that a sweep of the space has found at the top somewhere.
+`tuning.py` says how; `tune_ops.py` tunes other ops.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from tilewright.ops.catalog import spec_for
-from tilewright.ops.contract import Case
-from tilewright.ops.space import Planted
+from tuning import Job, compiled, jobs_of, settings, show, told
+
 from tilewright.ops.w4a16.hopper_space import HOPPER_SPACE
 from tilewright.report.provenance import provenance
 from tilewright.tiles.tile import Problem, Tile
-from tilewright.tune.gate import gate
-from tilewright.tune.host import Settings
-from tilewright.tune.rounds import Timing
-from tilewright.tune.tuner import Progress, Target, tune
+from tilewright.tune.tuner import Target, tune
 
 ARCH = "sm_90"
 SHAPES = {
@@ -92,38 +80,16 @@ SHORTLIST = (
 )
 
 
-def warm(job: tuple[Tile | Planted, str, int]) -> str:
-    """Compile what the gate of a tile runs: gate it on a small product, or on a planted tile's."""
-    tile, dtype, group = job
-    spec = spec_for("w4a16", ARCH)
-    if isinstance(tile, Planted):
-        return f"planted: {gate(spec.with_run(tile.run), tile.tile, tile.cases[:1])}"
-    case = Case("w4a16", "uint4", dtype, tile.block_m, 1024, 2048, group)
-    return str(gate(spec, tile, [case]))
+def jobs(kinds: list[tuple[str, int]]) -> list[Job]:
+    """Every planted tile, and every tile for each dtype and group, on the first product of
+    `targets` that it may run."""
+    asked = [target.problem for target in targets(kinds, list(ROWS))]
+    return jobs_of({problem: legal(problem) for problem in asked})
 
 
-def compiled(kinds: list[tuple[str, int]], processes: int, limit_s: float) -> None:
-    """Fill Triton's cache, and print what the gate rejected."""
-    jobs: list[tuple[Tile | Planted, str, int]] = [
-        *((planted, *kinds[0]) for planted in HOPPER_SPACE.planted),
-        *((tile, dtype, group) for dtype, group in kinds for tile in SHORTLIST),
-    ]
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"  # of the processes to come: compilers are what keeps the cores busy
-    began = time.perf_counter()
-    passed = 0
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        found = pool.imap_unordered(warm, jobs)
-        try:
-            for _ in jobs:
-                line = found.next(max(0.1, limit_s - (time.perf_counter() - began)))
-                passed += " passed on " in line
-                if " passed on " not in line or line.startswith("planted"):
-                    print(line[:300])
-        except multiprocessing.TimeoutError:
-            print("compiling took too long; the tuner goes on with what there is")
-    seconds = time.perf_counter() - began
-    print(f"{passed} of {len(jobs)} passed on small products in {seconds:.0f} s", flush=True)
+def legal(problem: Problem) -> tuple[Tile, ...]:
+    """The tiles of the list that the rules allow for a problem."""
+    return tuple(tile for tile in SHORTLIST if HOPPER_SPACE.is_legal(tile, problem))
 
 
 def targets(kinds: list[tuple[str, int]], rows: list[int]) -> list[Target]:
@@ -137,7 +103,8 @@ def targets(kinds: list[tuple[str, int]], rows: list[int]) -> list[Target]:
 
 
 def _target(kind: tuple[str, int], shape: tuple[int, int], m: int, share: float) -> Target:
-    return Target(Problem("w4a16", ARCH, kind[0], "uint4", "float", m, *shape, kind[1]), share)
+    problem = Problem("w4a16", ARCH, kind[0], "uint4", "float", m, *shape, kind[1])
+    return Target(problem, share, tiles=legal(problem))
 
 
 def main() -> int:
@@ -158,37 +125,22 @@ def main() -> int:
     kinds = [(d, int(g)) for g in options.group.split(",") for d in options.dtype.split(",")]
     began = time.perf_counter()
     if not options.no_warm:
-        compiled(kinds, options.processes, options.warm_limit)
+        compiled(jobs(kinds), options.processes, options.warm_limit)
     if options.only_warm:
         return 0
 
-    def told(now: Progress) -> None:
-        if now.kind in ("row", "done"):
-            print(f"{now.seconds_left:.0f} s left, {now.index}/{now.problems}: {now.text}")
-
-    allowed = set(SHORTLIST)
     report = tune(
         targets(kinds, [int(m) for m in options.rows.split(",")]),
         out=options.out,
         budget_s=options.budget,
         strategy="exhaustive",
         on_event=told,
-        settings=Settings(
-            batch=8,
-            finalists=2,
-            least_slice_s=2.0,
-            timing=Timing(rounds=2, blocks=10, cache="cold"),
-            allow=allowed.__contains__,
-        ),
+        settings=settings(),
         provenance=provenance(["python", "benchmarks/gpu/tune_w4a16.py", *sys.argv[1:]]),
     )
     if options.report is not None:
-        whole: dict[str, Any] = report.to_dict()
-        options.report.write_text(json.dumps(whole, allow_nan=False))
-    for found in report.problems:
-        of = found.problem
-        print(of.act_dtype, of.group, of.M, of.N, of.K, found.status, found.reason,
-              f"{found.seconds:.1f} s")  # fmt: skip
+        options.report.write_text(json.dumps(report.to_dict(), allow_nan=False))
+    show(report)
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
 
