@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/moe.py                                    Q4_K, in less than half a minute
     python benchmarks/gpu/moe.py --types Q6_K,uint4 --tokens 1,128  other types
-    python benchmarks/gpu/moe.py --tile tall='packed(block_m=64, ...)'    a tile as an arm more
+    python benchmarks/gpu/moe.py --tile wide='slots(block_n=64, num_warps=4)'    one more arm
 
 128 experts of 768 x 2048, 8 for each token: Qwen3-30B-A3B's. Arm "cublas" multiplies the same
 weights, dequantized to float16 beforehand, with one cuBLAS product an expert that has rows, all of
@@ -53,14 +53,16 @@ weights, of which the L2 keeps those of few tokens."""
 
 EXPERTS, USED, INNER, HIDDEN = 128, 8, 768, 2048
 TOKENS = (1, 8, 32, 128, 512)
-_LAYERS, _WIDE = (1, 128), (128, 512)
-_TILES = {
-    "wide": "hopper(block_n=128, block_m={m}, num_stages=8, w_stages=6, w_warps=4, programs=1)"
-}
-"""Arms more of the cases "wide", which come last: four warps prepare the weight, not two."""
+_LAYERS = (1, 128)
+_GEMV = "gemv(block_n=4, block_k=512, num_warps=2, num_stages=1)"
+_SORTED = (
+    "hopper(block_n=128, block_m={m}, num_stages=6, w_stages=4, w_warps=2, programs={programs})"
+)
+"""Arms more, of the forms that the default leaves for others: few slots without matrix units, few
+slots sorted, and one program on a multiprocessor."""
 _PERIOD = 4  # experts after which weights repeat
-_PARTS = ("product", "mlp", "wide")
-_ERRORS = {"product": 3e-4, "mlp": 1e-3, "wide": 3e-4}
+_PARTS = ("product", "mlp")
+_ERRORS = {"product": 3e-4, "mlp": 1e-3}
 _WRONG = 0.05  # a relative error above this is no rounding: the arm is not timed
 _COPIES, _FEW = 3, 8
 
@@ -109,9 +111,13 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def tiles_of(case: Case, args: argparse.Namespace) -> dict[str, str]:
     """Tiles that are arms of a case beside the default."""
     more = {}
-    if case.part == "wide":
-        height = 16 if case.T <= 128 else 64
-        more = {name: text.format(m=height) for name, text in _TILES.items()}
+    if case.part == "product" and not case.type_name.startswith("uint4"):
+        height, programs = (64 if case.T > 128 else 16), (2 if case.T < 128 else 1)
+        more["sorted" if programs == 2 else "one-program"] = _SORTED.format(
+            m=height, programs=programs
+        )
+        if case.T <= _FEW:
+            more["gemv"] = _GEMV
     return {**more, **args.tiles}
 
 
@@ -122,7 +128,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
         Case(part, name, t)
         for name in args.types.split(",")
         for part in args.part or _PARTS
-        for t in tokens or {"product": TOKENS, "mlp": _LAYERS, "wide": _WIDE}[part]
+        for t in tokens or {"product": TOKENS, "mlp": _LAYERS}[part]
     ]
 
 
@@ -272,7 +278,7 @@ def chosen(case: Case, layer: Layer, tile: Any, x: Any) -> str:
     """The tiles that an arm of ours runs with."""
     from tilewright.ops.moe.gpu import tile_for
 
-    names = ("up",) if case.part != "mlp" else ("gate_up", "down")
+    names = ("up",) if case.part == "product" else ("gate_up", "down")
     found = []
     for name in names:
         experts = layer.packed[name][0]
@@ -495,7 +501,7 @@ def keep(records: list[dict[str, Any]], args: argparse.Namespace, seconds: float
     result = {
         "kind": "gpu-moe", "title": "", "origin": whole,
         "settings": {"blocks": args.blocks, "readings": args.readings, "seed": args.seed,
-                     "tiles": {**_TILES, **args.tiles}, "experts": EXPERTS, "used": USED,
+                     "tiles": args.tiles, "experts": EXPERTS, "used": USED,
                      "inner": INNER, "hidden": HIDDEN, "experts_repeat_after": _PERIOD},
         "llama_cpp_us": {str(t): us for t, us in LLAMA_CPP.items()},
         "bars": [finite(bar.to_dict()) for bar in bars_of(records)], "cases": records,

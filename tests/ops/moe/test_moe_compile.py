@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.contract import Case
 from tilewright.ops.moe.gpu_space import default_tile, smem_bytes
 from tilewright.tiles.tile import Problem
@@ -42,6 +43,13 @@ JOBS: dict[str, dict[str, Any]] = {
         f"sm_90 {name} slots={slots}": job("sm_90", name, slots)
         for i, name in enumerate(("Q4_K", "Q6_K", "Q3_K", "Q2_K", "Q5_1", "Q8_0", "MXFP4", "uint4"))
         for slots in ((8, 512, 4096) if name == "Q4_K" else ((8, 512, 4096)[i % 3],))
+    },
+    **{
+        f"sm_90 {name} slots={8 << (3 * (i % 2))} {dtype}": job(
+            "sm_90", name, 8 << (3 * (i % 2)), dtype
+        )
+        for i, name in enumerate(BLOCK_FORMS)
+        for dtype in (("float16", "bfloat16")[i // 2 % 2],)
     },
     **{
         f"{arch} {name} slots={slots}": job(arch, name, slots)
@@ -87,11 +95,12 @@ def test_it_compiles_and_does_not_spill(compiled, name):
 @by_job
 def test_sorted_slots_go_to_matrix_units(compiled, name):
     arch, tile = JOBS[name]["arch"], JOBS[name]["tile"]
-    if tile.algorithm == "gemv":
-        assert compiled[name]["matrix"] == ""
-        assert "_route_kernel" not in compiled[name]["kernels"]
+    if tile.algorithm in ("gemv", "slots"):
+        assert compiled[name]["matrix"] == ("mma.sync" if tile.algorithm == "slots" else "")
+        assert len(compiled[name]["kernels"]) == 2  # the product, and that which adds choices up
         return
-    assert compiled[name]["kernels"][0] == "_route_kernel"
+    sorting = "_scatter_kernel" if tile.algorithm == "hopper" else "_route_kernel"
+    assert compiled[name]["kernels"][0] == sorting
     unit = {"gfx1": "v_wmma_f32", "gfx9": "v_mfma_f32", "sm_8": "mma.sync", "sm_9": "wgmma"}
     if JOBS[name]["dtype"] != "float32":
         assert compiled[name]["matrix"].startswith(unit[arch[:4]])
@@ -105,7 +114,7 @@ def test_no_product_waits_for_the_one_before(compiled, name):
 @by_job
 def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
     job = JOBS[name]
-    if job["tile"].algorithm == "gemv":
+    if job["tile"].algorithm in ("gemv", "slots"):
         return
     reckoned = smem_bytes(
         job["tile"], problem(job["arch"], job["type"], job["slots"], job["dtype"])

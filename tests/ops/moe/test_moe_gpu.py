@@ -17,6 +17,8 @@ import torch
 import triton_interpreter  # noqa: F401
 from tilewright.device import INTERPRETER
 from tilewright.errors import LayoutError, TileError, UnsupportedError
+from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.layout.experts import (
     GpuExperts,
     join_experts,
@@ -37,6 +39,7 @@ from tilewright.ops.moe.reference import expert_rows
 from tilewright.ops.moe.triton_combine import launch_activate
 from tilewright.ops.moe.triton_gather import launch_gather
 from tilewright.ops.moe.triton_route import launch_route, tiles_of
+from tilewright.ops.moe.triton_scatter import launch_scatter
 from tilewright.tiles.table import pin
 from tilewright.tiles.tile import Problem, Tile
 
@@ -44,6 +47,7 @@ SPEC = spec_for("moe", INTERPRETER)
 TYPES = SPEC.weight_types
 SORTED = Tile.of("triton", block_m=16, block_n=32, block_k=64, num_warps=4, num_stages=2, group_m=8)
 GEMV = Tile.of("gemv", block_n=32, block_k=64, num_warps=4, num_stages=1)
+SLOTS = Tile.of("slots", block_n=16, num_warps=2)
 BOTH = pytest.mark.parametrize("tile", [SORTED, GEMV], ids=["triton", "gemv"])
 CASES = [
     case
@@ -90,6 +94,48 @@ def test_every_type_by_both_kernels(name, tile):
               top_k=2, routing="repeat"), tile)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ("Q4_K", "Q5_0", "Q6_K", "Q3_K", "IQ4_NL", "Q8_0")
+            else pytest.mark.slow,
+        )
+        for name in TYPES if name in BLOCK_FORMS
+    ],
+)  # fmt: skip
+def test_every_block_type_a_sub_block_a_column(name):
+    """K in whole steps of all warps and not, one step and several, rows past the end."""
+    unit = BLOCK_TYPES[name].block_size
+    for i, (n, k) in enumerate(((17, 5 * unit if unit == 32 else unit), (16, 1024), (16, 768))):
+        dtype = ("float16", "bfloat16")[i % 2]
+        tile = SLOTS.replace(num_warps=(2, 4, 1)[i])
+        held(Case("moe", name, dtype, 1, n, k, experts=3, top_k=2, routing="repeat"), tile)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize("corruption", SPEC.corruptions)
+def test_a_corrupted_weight_of_few_slots_is_noticed(name, corruption):
+    case = Case("moe", name, "float16", 5, 33, 96, experts=3, top_k=2)
+    inputs = SPEC.make_inputs(case, 0)
+    corrupted = SPEC.corruptions[corruption](inputs)
+    if corrupted is not None:
+        ref = SPEC.reference(inputs)
+        y = SPEC.run(corrupted, tile=SLOTS)
+        assert not check_output(y, ref, SPEC.error_model(inputs, ref)).passed
+
+
+def test_codes_at_their_offset_are_weights_of_zero():
+    """Sums of what cancels would leave something: codes lose their offset before they are met."""
+    raw = torch.zeros(2, 16, 4, 18, dtype=torch.uint8)
+    raw[..., :2] = torch.tensor([1.0], dtype=torch.float16).view(torch.uint8)
+    raw[..., 2:] = 0x88
+    experts = pack_gpu_experts(raw.flatten(2), "Q4_0", arch="sm_90")
+    x = 3e4 * torch.randn(2, 128).clamp(-2, 2)
+    y = moe_gemm(x.half(), experts, torch.tensor([[0], [1]]), tile=SLOTS)
+    assert not y.any()
+
+
 @pytest.mark.parametrize("block_k", [32, 64, 128])
 def test_groups_shorter_and_longer_than_a_step(block_k):
     for group in (32, 64, -1):
@@ -128,8 +174,15 @@ def test_slots_are_sorted_and_every_one_is_in_one_tile(slots, experts, block_m):
     assert plan[0] == len(used)
     assert plan[1:].view(-1, 3)[: len(used)].tolist() == [list(t) for t in used]
 
+    rows, again = torch.empty_like(out), torch.full_like(order, -9)
+    other = torch.full_like(plan, -9)
+    launch_scatter(x.T.contiguous().T, ids, experts, again, rows, other, block_m, share=2)
+    assert torch.equal(again, order)
+    assert torch.equal(rows, out)
+    assert torch.equal(other, plan)
 
-@BOTH
+
+@pytest.mark.parametrize("tile", [SORTED, GEMV, SLOTS], ids=lambda tile: tile.algorithm)
 def test_an_id_that_names_no_expert_makes_its_row_nan_and_no_other(tile):
     inputs = SPEC.make_inputs(Case("moe", "Q8_0", "float16", 5, 40, 64, experts=4, top_k=2), 0)
     ids = inputs.weight.ids.to(torch.int32)
@@ -252,6 +305,17 @@ def test_gate_and_up_by_the_narrowest_tiles(block_n):
     assert both is not None
     got = gpu_moe_mlp(x, weights, ids, (both,), down, activation="silu", tiles=(tile, tile))
     assert off(got, right(x, weights, ids, exact, torch.nn.functional.silu)) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["Q4_1", pytest.param("Q8_0", marks=pytest.mark.slow)])
+def test_gate_and_up_a_sub_block_a_column(name):
+    (gate, up, down), exact = layer(name)
+    x, weights, ids = routed(1, torch.float16)
+    both = join_experts(gate, up)
+    assert both is not None
+    tile = SLOTS.replace(block_n=32)
+    got = gpu_moe_mlp(x, weights, ids, (both,), down, activation="silu", tiles=(tile, tile))
+    assert off(got, right(x, weights, ids, exact, torch.nn.functional.silu)) < 1e-3
 
 
 def test_experts_that_are_not_packed_and_strided_operands():
@@ -458,8 +522,19 @@ def test_the_height_of_a_tile_follows_the_rows_of_an_expert():
         problem = Case("moe", "Q4_K", "float16", slots, 768, 2048, experts=experts, top_k=1)
         return int(default_tile(problem.problem("sm_90"), experts).block_m)
 
-    assert [height(1024, e) for e in (512, 128, 64, 32, 16)] == [16, 16, 32, 64, 128]
+    assert [height(1024, e) for e in (256, 128, 64, 32, 16)] == [16, 16, 32, 64, 128]
     assert tile_for(X, EXPERTS, 2, None).algorithm == "gemv"
+
+
+def test_slots_are_few_by_the_number_of_experts():
+    def algorithm(slots: int, experts: int, name: str = "Q4_K", dtype: str = "float16") -> str:
+        group = 128 if name == "uint4" else 0
+        case = Case("moe", name, dtype, slots, 768, 2048, group, experts=experts, top_k=1)
+        return default_tile(case.problem("sm_90"), experts).algorithm
+
+    assert [algorithm(s, 128) for s in (1, 256, 257)] == ["slots", "slots", "hopper"]
+    assert [algorithm(s, 4) for s in (16, 17)] == ["slots", "hopper"]
+    assert algorithm(8, 128, "uint4") == algorithm(8, 128, dtype="float32") == "gemv"
     assert tile_for(X, EXPERTS, 2, SORTED) is SORTED
 
 

@@ -159,26 +159,54 @@ def launch_products(
 
         launch_moe_gemv(x, experts, routes.ids, y, tile, share=share, act=act)
         return
-    slots, bounds, tiles = routes.of(tile.block_m, fault)
-    if tile.algorithm == "hopper":
-        from tilewright.ops.moe.hopper_gemm import launch_moe_hopper
-        from tilewright.ops.moe.triton_combine import launch_activate
-        from tilewright.ops.moe.triton_gather import launch_gather
+    if tile.algorithm == "slots":
+        from tilewright.ops.moe.triton_slots import launch_moe_slots
 
         assert isinstance(experts, GpuExperts)
-        whole = y
-        if act:  # gate and up lie in different warps: they meet in memory
-            whole = torch.empty(len(slots), experts.N, device=x.device)
-        rows = torch.empty(len(slots), x.shape[1], dtype=x.dtype, device=x.device)
-        plan = torch.empty(1 + tiles.numel(), dtype=torch.int32, device=x.device)
-        launch_gather(x, slots, bounds, rows, plan, tile.block_m, share=share)
-        launch_moe_hopper(rows, experts, slots, plan, whole, tile)
-        if act:
-            launch_activate(whole, y, act)
+        launch_moe_slots(x, experts, routes.ids, y, tile, share=share, act=act)
         return
+    if tile.algorithm == "hopper":
+        assert isinstance(experts, GpuExperts)
+        _launch_hopper(x, experts, routes, y, tile, share, act)
+        return
+    slots, _, tiles = routes.of(tile.block_m, fault)
     from tilewright.ops.moe.triton_gemm import launch_moe
 
     launch_moe(x, experts, slots, tiles, y, tile, share=share, act=act)
+
+
+def _launch_hopper(
+    x: torch.Tensor,
+    experts: GpuExperts,
+    routes: Routes,
+    y: torch.Tensor,
+    tile: Tile,
+    share: int,
+    act: str,
+) -> None:
+    """Rows of x by expert, in one launch or in two, and their products."""
+    from tilewright.ops.moe.hopper_gemm import launch_moe_hopper
+    from tilewright.ops.moe.triton_combine import launch_activate
+    from tilewright.ops.moe.triton_gather import launch_gather
+    from tilewright.ops.moe.triton_route import tiles_of
+    from tilewright.ops.moe.triton_scatter import MOST_SLOTS, launch_scatter
+
+    count, k = routes.ids.numel(), x.shape[1]
+    whole = y
+    if act:  # gate and up lie in different warps: they meet in memory
+        whole = torch.empty(count, experts.N, device=x.device)
+    rows = torch.empty(count, k, dtype=x.dtype, device=x.device)
+    tiles = tiles_of(count, experts.E, tile.block_m)
+    plan = torch.empty(1 + 3 * tiles, dtype=torch.int32, device=x.device)
+    if count <= MOST_SLOTS:
+        slots = torch.empty(count, dtype=torch.int32, device=x.device)
+        launch_scatter(x, routes.ids, experts.E, slots, rows, plan, tile.block_m, share=share)
+    else:
+        slots, bounds, _ = routes.of(tile.block_m, "")
+        launch_gather(x, slots, bounds, rows, plan, tile.block_m, share=share)
+    launch_moe_hopper(rows, experts, slots, plan, whole, tile)
+    if act:
+        launch_activate(whole, y, act)
 
 
 def gpu_moe_gemm(

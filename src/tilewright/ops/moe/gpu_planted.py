@@ -34,13 +34,18 @@ def _planted(
     mixture: tuple[int, int] = (4, 2),
     routing: str = "even",
     algorithm: str = "triton",
+    weight_type: str = "Q5_0",
+    k: int = 64,
 ) -> Planted:
-    fields = {"block_n": 32, "block_k": 64, "num_warps": 4, "num_stages": 2, "planted": name}
+    fields = {"block_n": 32, "num_warps": 4, "planted": name}
+    if algorithm != "slots":
+        fields |= {"block_k": 64, "num_stages": 2}
     if algorithm == "triton":
         fields |= {"block_m": 16, "group_m": 8}
     case = Case(
-        "moe", "Q5_0", "float16", m, n, 64, experts=mixture[0], top_k=mixture[1], routing=routing
-    )
+        "moe", weight_type, "float16", m, n, k,
+        experts=mixture[0], top_k=mixture[1], routing=routing,
+    )  # fmt: skip
     return Planted(Tile.of(algorithm, **fields), fault, why_faster, caught_by, _run, (case,))
 
 
@@ -82,6 +87,32 @@ PLANTED = (
         "ragged-shapes",
         m=2,
         algorithm="gemv",
+    ),
+    _planted(
+        "slots-first-choice",
+        "every choice of a token is multiplied with the expert of its first",
+        "an expert's weight is read once for all choices of a token",
+        "oracle",
+        m=2,
+        algorithm="slots",
+    ),
+    _planted(
+        "slots-no-minimum",
+        "the minimums of the sub-blocks are left out",
+        "no minimums to read, and no sums of x to take",
+        "oracle",
+        m=2,
+        algorithm="slots",
+        weight_type="Q4_1",
+    ),
+    _planted(
+        "slots-k-tail",
+        "the loop ends at the last whole unit of K",
+        "one unit less wherever K holds no whole number of them",
+        "ragged-shapes",
+        m=2,
+        algorithm="slots",
+        k=256,
     ),
 )
 """The planted tiles of `gpu_space.MOE_SPACE`."""

@@ -2,10 +2,12 @@
 
     "triton"  `triton_gemm`: block_m slots of one expert at a time, block_n rows of its weight.
     "hopper"  `hopper_gemm`: the same on sm_90 in Gluon, GGUF types; rows of x are gathered first.
-    "gemv"    `triton_gemv`: one slot at a time, block_n rows.
+    "slots"   `triton_slots`: one slot at a time, block_n rows, num_warps along K; GGUF types.
+    "gemv"    `triton_gemv`: one slot at a time, block_n rows; every type, and float32.
 
-Defaults on sm_90 follow what one H200 measured of Q4_K, 128 experts of 768 x 2048; "w_warps" 4 and
-two programs on a multiprocessor have not run there. Elsewhere nothing was timed.
+Defaults on sm_90 follow what one H200 measured of Q4_K, 128 experts of 768 x 2048: what "slots"
+takes grows with the slots, what "hopper" takes with the experts that have any, and at two slots an
+expert they are as fast. Elsewhere nothing was timed.
 
 A problem's M counts the slots of all experts. Which height a tile should have depends on how many
 an expert has of them, so `default_tile` takes the number of experts; a table's row was tuned with
@@ -26,7 +28,7 @@ from tilewright.tiles.tile import Problem, Tile
 __all__ = ["MOE_SPACE", "default_tile", "smem_bytes"]
 
 _GEMV_SLOTS = 65535
-_FEW = 16  # slots up to which "gemv" is the default
+_FEW = 16  # slots that are few for any number of experts
 _USUAL_EXPERTS = 64
 _HOPPER_BYTES = 227 * 1024  # of shared memory that one program may allot
 
@@ -62,6 +64,16 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
     return int(max(loop, 4 * tile.block_m * tile.block_n))
 
 
+def _rows_of_two(weight_type: str) -> int:
+    """Rows of x up to which two programs of 128 rows of the weight have registers for their sums,
+    next to all that a weight is made of."""
+    form = BLOCK_FORMS.get(weight_type)
+    if form is None or (form.minimum_at is not None and form.sub < 32):
+        return 0
+    many = form.high_bits == 2 or (form.high_bits == 1 and form.minimum_at is not None)
+    return 32 if many else 64
+
+
 def _sorted(tile: Tile) -> bool:
     return bool(tile.algorithm == "triton")
 
@@ -74,11 +86,15 @@ def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
 
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm == "slots":
+        form = BLOCK_FORMS.get(problem.weight_type)
+        small = form is None or (form.low.bits == 4 and form.high is None)
+        return bool(tile.block_n <= 32 or small)
     if tile.algorithm == "hopper":
-        return bool(
-            (tile.programs == 1 and tile.w_warps * 32 <= tile.block_n)
-            or (tile.block_n == 64 and tile.w_warps == 2)
-        )
+        if tile.programs == 2:  # 104 registers for each thread that multiplies, or 128
+            high = _rows_of_two(problem.weight_type)
+            return bool(tile.w_warps == 2 and (tile.block_n == 64 or tile.block_m <= high))
+        return bool(tile.w_warps * 32 <= tile.block_n)
     threads = tile.num_warps * warp_size(problem.arch)
     weights = tile.block_n * tile.block_k // threads
     if tile.algorithm == "gemv":
@@ -107,13 +123,23 @@ def _on_hopper(tile: Tile, problem: Problem) -> bool:
 
 def _whole_groups(tile: Tile, problem: Problem) -> bool:
     group = problem.group
-    if tile.algorithm == "hopper":
+    if tile.algorithm in ("hopper", "slots"):
         return True
     return group in (0, -1, problem.K) or not (group % tile.block_k and tile.block_k % group)
 
 
 def _few_slots(tile: Tile, problem: Problem) -> bool:
-    return bool(tile.algorithm != "gemv" or problem.M <= _GEMV_SLOTS)
+    return bool(tile.algorithm not in ("gemv", "slots") or problem.M <= _GEMV_SLOTS)
+
+
+def _eight_columns(tile: Tile, problem: Problem) -> bool:
+    return bool(
+        tile.algorithm != "slots"
+        or (
+            problem.weight_type in BLOCK_FORMS and problem.act_dtype != "float32"
+            and not problem.arch.startswith("gfx")
+        )
+    )  # fmt: skip
 
 
 RULES = (
@@ -124,6 +150,12 @@ RULES = (
         _on_hopper,
     ),
     Rule(
+        "eight columns",
+        "slots gives each sub-block of GGUF types a column of matrix units, which multiply 16-bit "
+        "numbers by eight columns on NVIDIA's chips",
+        _eight_columns,
+    ),
+    Rule(
         "whole groups",
         "a step lies within one group of 4-bit codes, or takes whole groups: one of block_k and "
         "the group size divides the other, unless a row is one group",
@@ -131,8 +163,8 @@ RULES = (
     ),
     Rule(
         "few slots",
-        "gemv has a program for every slot in a dimension of the grid that ends at 65535, and "
-        "reads an expert's weight once for each of its slots",
+        "gemv and slots have a program for every slot in a dimension of the grid that ends at "
+        "65535, and read an expert's weight once for each of its slots",
         _few_slots,
     ),
     Rule(
@@ -144,7 +176,8 @@ RULES = (
         "registers",
         "what a thread holds of sums, of weights in the making and of x must fit its registers: 64 "
         "numbers of each where weights have 16 bits, on RDNA 32 of x; 32, 16 and 16 in float32, on "
-        "RDNA 16 sums. In gemv 4 to 32 sums",
+        "RDNA 16 sums. In gemv 4 to 32 sums; in slots 64 rows of types of one plane of 4 bits, 32 "
+        "of others",
         _fits_registers,
     ),
     Rule(
@@ -168,15 +201,30 @@ def _gemv(block_n: int, block_k: int, num_warps: int, num_stages: int) -> Tile:
     )
 
 
-def _hopper(block_m: int) -> Tile:
-    return Tile.of(
+def _slots(block_n: int, num_warps: int) -> Tile:
+    return Tile.of("slots", block_n=block_n, num_warps=num_warps)
+
+
+def _hopper(block_m: int) -> Iterator[Tile]:
+    """Two programs on a multiprocessor where sums leave them registers enough."""
+    tile = Tile.of(
         "hopper", block_n=128, block_m=block_m, num_stages=6, w_stages=4, w_warps=2, programs=1
     )
+    yield tile.replace(programs=2)
+    yield tile.replace(programs=2, num_stages=4, w_stages=3)
+    yield tile
+
+
+def _has_small_products(arch: str) -> bool:
+    """Whether matrix units take 16 columns of K and 8 of the result at once: from Ampere on."""
+    return arch.startswith("sm_") and int(arch[3:]) >= 80
 
 
 def _choices(problem: Problem, experts: int, stacked: bool) -> Iterator[Tile]:
     """Tiles for `problem`, the best first; one of them at least obeys the rules."""
     half, amd = problem.act_dtype != "float32", problem.arch.startswith("gfx")
+    if problem.M <= max(_FEW, 2 * experts) and _has_small_products(problem.arch):
+        yield _slots(16 if problem.M <= _FEW else 32, 4)
     if problem.M <= _FEW:
         if problem.K >= 512:
             yield _gemv(4, 512, 2, 1)
@@ -185,7 +233,7 @@ def _choices(problem: Problem, experts: int, stacked: bool) -> Iterator[Tile]:
     rows = -(-problem.M // min(experts, problem.M))  # of an expert, if all have as many
     heights = [m for m in (16, 32, 64) if m >= rows * 1.5] or [128]
     if stacked:
-        yield _hopper(heights[0])
+        yield from _hopper(heights[0])
     if amd or not half:
         yield _tile(min(heights[0], 64), 64, 32, 4, 1)
         yield _tile(min(heights[0], 32), 32, 32, 4, 1)
@@ -218,6 +266,8 @@ def _default(problem: Problem) -> Tile:
 def _extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
     if tile.algorithm == "hopper":
         return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (256,)}
+    if tile.algorithm == "slots":
+        return {"M": (1,), "N": (tile.block_n,), "K": (128 * tile.num_warps, 256 * tile.num_warps)}
     rows = {"M": (tile.block_m,)} if _sorted(tile) else {"M": (1,)}
     return {**rows, "N": (tile.block_n,), "K": (tile.block_k,)}
 
@@ -241,6 +291,7 @@ MOE_SPACE = TileSpace(
             "w_warps": (2, 4),
             "programs": (1, 2),
         },
+        "slots": {"block_n": (16, 32, 64), "num_warps": (1, 2, 4, 8)},
         "gemv": {
             "block_n": (1, 2, 4, 8, 16, 32),
             "block_k": (32, 64, 128, 256, 512, 1024, 2048),

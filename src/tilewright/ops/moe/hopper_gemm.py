@@ -94,17 +94,27 @@ def _x_producer(
     x_desc, plan_ptr, xs, full, empty, tiles_n, steps, experts, BM: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One warp: x of every 64 columns, as buffers become free."""
+    """One warp: x of every 64 columns, as buffers become free; JOINT, of two times 64 at once."""
+    JOINT: gl.constexpr = STAGES == xs.shape[0] // 2
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for i in range(gl.program_id(0), gl.load(plan_ptr) * tiles_n, gl.num_programs(0)):
         _e, first, _count, _pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
-        for k in range(0, 4 * here):
-            mbarrier.wait(empty.index(stage), phase)
-            bar = full.index(stage)
-            mbarrier.expect(bar, BM * 128)
-            tma_load(x_desc, [first, k * 64], bar, xs.index(stage))
-            stage, phase = _next(stage, phase, STAGES)
+        if JOINT:
+            for k in range(0, 2 * here):
+                mbarrier.wait(empty.index(stage), phase)
+                bar = full.index(stage)
+                mbarrier.expect(bar, BM * 256)
+                tma_load(x_desc, [first, k * 128], bar, xs.index(2 * stage))
+                tma_load(x_desc, [first, k * 128 + 64], bar, xs.index(2 * stage + 1))
+                stage, phase = _next(stage, phase, STAGES)
+        else:
+            for k in range(0, 4 * here):
+                mbarrier.wait(empty.index(stage), phase)
+                bar = full.index(stage)
+                mbarrier.expect(bar, BM * 128)
+                tma_load(x_desc, [first, k * 64], bar, xs.index(stage))
+                stage, phase = _next(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -224,8 +234,10 @@ def _consumer(
     )
     PAIRS: gl.constexpr = pairs_layout(BN, WARPS)
     SUBS: gl.constexpr = 128 // SUB
-    for i in gl.static_range(STAGES - 1):
-        mbarrier.arrive(x_empty.index(i), count=1)
+    JOINT: gl.constexpr = STAGES == 2 * W_STAGES
+    if not JOINT:
+        for i in gl.static_range(STAGES - 1):
+            mbarrier.arrive(x_empty.index(i), count=1)
     for i in gl.static_range(W_STAGES - 1):
         mbarrier.arrive(w_empty.index(i), count=1)
     low_turns = turns_of(LOW, 0, PAIRS)
@@ -244,8 +256,13 @@ def _consumer(
             mbarrier.wait(w_full.index(w_stage), (it // W_STAGES) & 1)
             for half in gl.static_range(2):
                 x_it = 2 * it + half
-                stage = x_it % STAGES
-                mbarrier.wait(x_full.index(stage), (x_it // STAGES) & 1)
+                stage = 2 * w_stage + half
+                if JOINT:
+                    if half == 1:  # true already: it keeps the second half's loads behind it
+                        mbarrier.wait(w_full.index(w_stage), (it // W_STAGES) & 1)
+                else:
+                    stage = x_it % STAGES
+                    mbarrier.wait(x_full.index(stage), (x_it // STAGES) & 1)
                 x = xs.index(stage)
                 low = load_words(
                     lows.index(w_stage).slice(half * 2 * LOW, 2 * LOW, dim=1), LOW, PAIRS, WARPS
@@ -268,7 +285,8 @@ def _consumer(
                     acc = warpgroup_mma_wait(2, [acc])
                     if e == 1:
                         # All but two products are done: the buffers of the step before are read.
-                        mbarrier.arrive(x_empty.index((x_it + STAGES - 1) % STAGES), count=1)
+                        if not JOINT:
+                            mbarrier.arrive(x_empty.index((x_it + STAGES - 1) % STAGES), count=1)
                         if half == 0:
                             mbarrier.arrive(w_empty.index((it + W_STAGES - 1) % W_STAGES), count=1)
             it += 1
@@ -316,15 +334,19 @@ def _moe_hopper_kernel(
     if HIGH:
         highs = gl.allocate_shared_memory(gl.int32, [W_STAGES, BN, 4 * HIGH], high_desc.layout)
     ns = gl.allocate_shared_memory(gl.int32, [W_STAGES * SUBS, BN, COUNT], ROWS)
-    x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    JOINT: gl.constexpr = STAGES == 2 * W_STAGES
     w_full = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
     w_empty = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(x_full.index(i), count=1)
-        mbarrier.init(x_empty.index(i), count=1)
+    x_full = w_full
+    x_empty = w_empty
+    if not JOINT:
+        x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        x_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(STAGES):
+            mbarrier.init(x_full.index(i), count=1)
+            mbarrier.init(x_empty.index(i), count=1)
     for i in gl.static_range(W_STAGES):
-        mbarrier.init(w_full.index(i), count=2)  # the words, and the scales
+        mbarrier.init(w_full.index(i), count=3 if JOINT else 2)  # words, scales, and x
         mbarrier.init(w_empty.index(i), count=1)
     fence_async_shared()
     tiles_n = (N + BN - 1) // BN
@@ -336,7 +358,8 @@ def _moe_hopper_kernel(
                 WARPS, STAGES, W_STAGES, DTYPE,
             )),
             (_x_producer, (
-                x_desc, plan_ptr, xs, x_full, x_empty, tiles_n, steps, experts, BM, STAGES,
+                x_desc, plan_ptr, xs, x_full, x_empty, tiles_n, steps, experts, BM,
+                W_STAGES if JOINT else STAGES,
             )),
             (_w_producer, (
                 low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb, stride_me,
@@ -403,7 +426,10 @@ def launch_moe_hopper(
     high = low if planes.high is None else _descriptor(planes.high, bn, form.high_bits)
     x_desc = TensorDescriptor(x, [rows, k], [k, 1], [bm, 64], _sixteen())
     most = (rows // bm + experts.E + 1) * -(-n // bn)
-    more = {"maxnreg": 128} if tile.programs == 2 else {}  # registers for both
+    warps = 4 if bn == 64 else 8
+    all_warps = warps + (4 if tile.w_warps == 2 else 8)  # the producers are whole warp groups
+    most_registers = 65536 // (32 * all_warps * tile.programs) // 8 * 8
+    more = {"maxnreg": most_registers} if tile.programs > 1 else {}  # registers for all programs
     _moe_hopper_kernel[(min(tile.programs * target_units(x.device), most),)](
         x_desc, low, high, scales, m, t, y, slots, plan, n, k // form.sub, -(-k // _STEP),
         experts.E, scales.stride(0), scales.stride(2), m.stride(0), m.stride(2), t.stride(0),
@@ -413,5 +439,5 @@ def launch_moe_hopper(
         SUB_OFFSET=form.sub_offset, SUB=form.sub, MATH=math, COUNT=NUMBERS[math],
         MOST=most_of(form), BN=bn, BM=bm, STAGES=tile.num_stages, W_STAGES=tile.w_stages,
         W_WARPS=tile.w_warps, X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
-        num_warps=4 if bn == 64 else 8, **more,
+        num_warps=warps, **more,
     )  # fmt: skip

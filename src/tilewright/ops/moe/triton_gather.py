@@ -21,6 +21,20 @@ import triton.language as tl
 __all__ = ["launch_gather"]
 
 
+@triton.jit
+def store_plan(plan_ptr, e, first, last, BLOCK_M: tl.constexpr):
+    """The tiles of experts `e`, whose slots begin at `first` and end before `last`, all [E]."""
+    tiles = tl.cdiv(last - first, BLOCK_M)
+    place = tl.cumsum(tiles, 0) - tiles
+    tl.store(plan_ptr, tl.sum(tiles, 0))
+    for t in range(0, tl.max(tiles, 0)):
+        to = plan_ptr + 1 + 3 * (place + t)
+        row = first + t * BLOCK_M
+        tl.store(to, e, mask=t < tiles)
+        tl.store(to + 1, row, mask=t < tiles)
+        tl.store(to + 2, tl.minimum(row + BLOCK_M, last), mask=t < tiles)
+
+
 @triton.jit(do_not_specialize=["slots", "experts"])
 def _gather_kernel(
     x_ptr, slots_ptr, bounds_ptr, out_ptr, plan_ptr, slots, experts, K, stride_xm, stride_xk,
@@ -32,15 +46,7 @@ def _gather_kernel(
         e = tl.arange(0, BLOCK_E)
         first = tl.load(bounds_ptr + 2 * e, mask=e <= experts, other=0)
         last = tl.load(bounds_ptr + 2 * e + 1, mask=e <= experts, other=0)
-        tiles = tl.cdiv(last - first, BLOCK_M)
-        place = tl.cumsum(tiles, 0) - tiles
-        tl.store(plan_ptr, tl.sum(tiles, 0))
-        for t in range(0, tl.max(tiles, 0)):
-            to = plan_ptr + 1 + 3 * (place + t)
-            row = first + t * BLOCK_M
-            tl.store(to, e, mask=t < tiles)
-            tl.store(to + 1, row, mask=t < tiles)
-            tl.store(to + 2, tl.minimum(row + BLOCK_M, last), mask=t < tiles)
+        store_plan(plan_ptr, e, first, last, BLOCK_M)
         return
     p = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots_ptr + p, mask=p < slots, other=0)

@@ -34,7 +34,7 @@ _MOST_AT_A_TIME: int = 4096  # ids that a program looks at
 
 
 @triton.jit
-def _experts_of(ids_ptr, offs, slots, experts):
+def experts_of(ids_ptr, offs, slots, experts):
     """The experts of some slots, int32: `experts` for an id that names none, one more past R."""
     ids = tl.load(ids_ptr + offs, mask=offs < slots, other=0)
     ids = tl.where((ids >= 0) & (ids < experts), ids, experts).to(tl.int32)
@@ -52,7 +52,7 @@ def _route_kernel(
     below = tl.zeros((BLOCK,), tl.int32)
     own = tl.zeros((BLOCK,), tl.int32)
     for at in range(0, slots, BLOCK):
-        ids = _experts_of(ids_ptr, at + offs, slots, experts)
+        ids = experts_of(ids_ptr, at + offs, slots, experts)
         below += (ids < expert).to(tl.int32)
         own += (ids == expert).to(tl.int32)
     begin = tl.sum(below, 0)
@@ -60,7 +60,7 @@ def _route_kernel(
 
     place = begin
     for at in range(0, slots, BLOCK):
-        mine = _experts_of(ids_ptr, at + offs, slots, experts) == expert
+        mine = experts_of(ids_ptr, at + offs, slots, experts) == expert
         rank = tl.cumsum(mine.to(tl.int32), 0)
         tl.store(slots_ptr + place + rank - 1, at + offs, mask=mine)
         place += tl.sum(mine.to(tl.int32), 0)
@@ -78,7 +78,7 @@ def _route_kernel(
     elif FAULT == "empty-expert":  # one without rows takes the first of the next, which skips it
         before = tl.zeros((BLOCK,), tl.int32)
         for at in range(0, slots, BLOCK):
-            ids = _experts_of(ids_ptr, at + offs, slots, experts)
+            ids = experts_of(ids_ptr, at + offs, slots, experts)
             before += (ids == expert - 1).to(tl.int32)
         begin += ((tl.sum(before, 0) == 0) & (expert > 0) & (count > 0)).to(tl.int32)
         end = tl.minimum(end + (count == 0).to(tl.int32), slots)
