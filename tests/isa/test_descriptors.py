@@ -1,0 +1,80 @@
+"""Matrix descriptors whose high half is no constant."""
+
+from __future__ import annotations
+
+import pytest
+
+from isa.test_hazards import listing
+from tilewright.isa.descriptors import WrongDescriptor, wrong_descriptors
+
+BASE = ("S2UR UR11, SR_CgaCtaId", "UMOV UR4, 0x400", "ULEA UR11, UR11, UR4, 0x18",
+        "USHF.R.U32.HI UR5, URZ, 0x4, UR11", "USGXT.U32 UR4, UR5, 0xe")  # fmt: skip
+FROM_REGISTERS = "HGMMA.64x16x16.F32.BF16 R24, R36, gdesc[UR4].tnspB, R24"
+FROM_MEMORY = "HGMMA.64x64x16.F32 R24, gdesc[UR20], RZ, !UPT"
+
+RIGHT = {
+    "constants": (*BASE, "UMOV UR6, UR4", "UMOV UR7, 0xc0000010", FROM_REGISTERS),
+    "a step from a constant": (
+        *BASE, "UMOV UR6, UR4", "UMOV UR7, 0xc0000010", "UIADD3.64 UR6, UR6, 0x20, URZ",
+        FROM_REGISTERS,
+    ),
+    "the carry of a sum": (
+        *BASE, "UIADD3 UR6, UP0, UR4, 0x20, URZ",
+        "UIADD3.X UR7, URZ, -0x3ffffff0, URZ, UP0, !UPT", FROM_REGISTERS,
+    ),
+    "the register is cleared before": (
+        *BASE, "UIADD3 UR6, UP0, UR4, 0x20, URZ", "UMOV UR4, URZ",
+        "UIADD3.X UR7, UR4, -0x3ffffff0, URZ, UP0, !UPT", FROM_REGISTERS,
+    ),
+    "both in shared memory": (
+        *BASE, "UMOV UR20, UR4", "UMOV UR21, 0x80000020", "UMOV UR22, UR4", "UMOV UR23, 0x80000020",
+        FROM_MEMORY,
+    ),
+    "from a thread's register": ("R2UR UR7, R3", FROM_REGISTERS),
+    "a constant of a jump nobody follows": (
+        "ULDC UR7, c[0x0][0x268]", "EXIT", ".L_x_3:", FROM_REGISTERS,
+    ),
+    "one of two": (
+        "UMOV UR7, 0xc0000010", "@UP1 ULDC UR7, c[0x0][0x268]", FROM_REGISTERS,
+    ),
+}  # fmt: skip
+WRONG = {
+    "an argument": (
+        "ULDC UR12, c[0x0][0x268]", *BASE, "UIADD3 UR4, UP0, UR12, 0x20, URZ",
+        "UIADD3.X UR5, UR12, -0x3ffffff0, URZ, UP0, !UPT", "UMOV UR6, UR4", "UMOV UR7, UR5",
+        FROM_REGISTERS,
+    ),
+    "the base": (
+        *BASE, "UIADD3 UR6, UP0, UR4, 0x40, URZ",
+        "UIADD3.X UR7, UR4, -0x7fffffe0, URZ, UP0, !UPT", FROM_REGISTERS,
+    ),
+    "of the left operand": (
+        *BASE, "UMOV UR20, UR4", "ULDC.64 UR20, c[0x0][0x240]", "UMOV UR22, UR4",
+        "UMOV UR23, 0x80000020", FROM_MEMORY,
+    ),
+    "in a wide sum": (
+        *BASE, "UMOV UR6, UR4", "UMOV UR7, UR11", "UIADD3.64 UR6, UR6, 0x20, URZ", FROM_REGISTERS,
+    ),
+    "past an exit of some threads": (
+        "ULDC UR7, c[0x0][0x268]", "@!P0 EXIT", ".L_x_3:", FROM_REGISTERS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_descriptors_of_constants(name: str) -> None:
+    assert wrong_descriptors(listing(*RIGHT[name])) == ()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_descriptors_of_something_else(name: str) -> None:
+    (found,) = wrong_descriptors(listing(*WRONG[name]))
+    assert isinstance(found, WrongDescriptor)
+    assert "GMMA" in found.product
+    holds = "the base of shared memory" if name in ("the base", "in a wide sum") else "an argument"
+    assert f"is made of {holds}" in str(found)
+
+
+def test_each_is_said_once() -> None:
+    lines = [".L_x_1:", *WRONG["the base"], "@P0 BRA `(.L_x_1)"]
+    assert len(wrong_descriptors(listing(*lines, *lines))) == 1
