@@ -34,6 +34,10 @@ Where that type is float16, its smallest numbers lie a step of f = 2^-24 apart, 
 What is multiplied with B is counted in the largest ``U = dt decay`` of its chunk, and what with x
 or C in nothing. They add ``f^2 / 12`` times ``U^2 sum_s B_s^2`` to the state's variance, and times
 ``sum_s x_s^2 + sum_n C_n^2`` to that of y, s being the tokens of a chunk.
+
+A chip's own exp is off by a few u, say h: 4 for the 2^-22 of NVIDIA's. A decay within a chunk takes
+one (``h^2 old_t``), what comes from chunks of 16 tokens and more one a chunk (``h^2 / 16`` more in
+R's each), dt one (r is h more), and so does silu.
 """
 
 from __future__ import annotations
@@ -77,8 +81,9 @@ class _Steps:
 
 
 def scan_sigma(
-    operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.0, step: float = 0.0
-) -> Any:
+    operand: Any, x: torch.Tensor, heads: list[int], unit: float = 0.0, step: float = 0.0,
+    exp: float = 0.0,
+) -> Any:  # fmt: skip
     """Standard deviation of a right scan's error before y is rounded to its type.
 
     Args:
@@ -88,6 +93,8 @@ def scan_sigma(
         unit: unit roundoff of the type that operands are rounded to before they are multiplied;
             0 for float32.
         step: distance of that type's smallest numbers, where it matters; 0 where it does not.
+        exp: relative error of the chip's exp, in u; 0 where it rounds as the model's other
+            operations do.
 
     Returns:
         Of y [b, L, h, P] and of the states [S, h, P, N], float64.
@@ -99,7 +106,7 @@ def scan_sigma(
     bias = None if o.dt_bias is None else o.dt_bias[heads]
     raw = o.dt[:, :, heads].double()
     steps = steps_of(raw, bias, o.dt_softplus, o.dt_limit)
-    relative = _relative(raw if bias is None else raw + bias.double(), o.dt_softplus)
+    relative = _relative(raw if bias is None else raw + bias.double(), o.dt_softplus, exp)
     A = o.A.double()[heads]
     n = o.B.shape[3]
     shape = (*x.shape[:2], len(heads), x.shape[3])
@@ -122,7 +129,7 @@ def scan_sigma(
             r = relative[row, first + t]
             terms = min(t + 1, LONGEST_CHUNK)
             variance, of_y[row, first + t] = _advance(
-                sums, at, C[t], windows[t], steps[row, first + t] * A, r, terms, unit
+                sums, at, C[t], windows[t], steps[row, first + t] * A, r, terms, unit, exp
             )
             if step:
                 before = xs[t - LONGEST_CHUNK] if t >= LONGEST_CHUNK else torch.zeros_like(xs[t])
@@ -134,7 +141,7 @@ def scan_sigma(
             ys[row, first + t] = _with_C(at.state, C[t])
         leaving.append(variance)
     states = torch.stack(leaving) if leaving else torch.zeros(0, len(heads), x.shape[3], n)
-    return _finished(of_y, ys, o, x, heads), states.double().sqrt() + _TINY
+    return _finished(of_y, ys, o, x, heads, exp), states.double().sqrt() + _TINY
 
 
 def _windows(sizes: torch.Tensor) -> torch.Tensor:
@@ -145,17 +152,17 @@ def _windows(sizes: torch.Tensor) -> torch.Tensor:
     return total - before
 
 
-def _relative(argument: torch.Tensor, dt_softplus: bool) -> torch.Tensor:
+def _relative(argument: torch.Tensor, dt_softplus: bool, exp: float) -> torch.Tensor:
     """Relative error of dt, in u."""
     if not dt_softplus:
         return torch.full_like(argument, 4.0)
     size = argument.abs() * torch.sigmoid(argument) / torch.nn.functional.softplus(argument)
-    return 4.0 + torch.where(argument > 20.0, 1.0, size)
+    return 4.0 + torch.where(argument > 20.0, 1.0, size + exp)
 
 
 def _advance(
     sums: _Sums, at: Any, C: torch.Tensor, window: torch.Tensor, a: torch.Tensor, r: torch.Tensor,
-    terms: int, unit: float,
+    terms: int, unit: float, exp: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """One token: the variance of the state [h, P, N], and that of y [h, P]."""
     d2 = (at.decay**2)[:, None, None]
@@ -165,12 +172,12 @@ def _advance(
     state2 = at.state**2
     sums.squares = d2 * sums.squares + new
     both = sums.squares + state2
-    each = window**2 + (a * r) ** 2 + 3.0
+    each = window**2 + (a * r) ** 2 + 3.0 + exp**2 / 16
     sums.rounded = (
         d2 * sums.rounded + each[:, None, None] * old + (r**2 + 4.0)[:, None, None] * new + state2
     )
     sums.common = at.decay**2 * (sums.common + each)
-    tree = _TREE * window**2
+    tree = _TREE * window**2 + exp**2
     variance = sums.rounded + tree[:, None, None] * old + (terms + _FEW) * both
     e2 = (unit / _UNIT) ** 2
     variance = (variance + 2.0 * e2 * sums.squares) * (_UNIT**2 / 3)
@@ -205,7 +212,7 @@ def _with_C(state: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
 
 
 def _finished(
-    variance: torch.Tensor, y: torch.Tensor, o: Any, x: torch.Tensor, heads: list[int]
+    variance: torch.Tensor, y: torch.Tensor, o: Any, x: torch.Tensor, heads: list[int], exp: float
 ) -> torch.Tensor:
     """Sigma of y [b, L, h, P] after skip and gate, from the variance before them."""
     if o.D is not None:
@@ -216,5 +223,5 @@ def _finished(
         z = o.z[:, :, heads].double()
         gate2 = (z * torch.sigmoid(z)) ** 2
         # silu rounds relative to its result, and once more for each unit of its argument.
-        variance = (variance + _UNIT**2 / 3 * (10.0 + z**2) * y**2) * gate2
+        variance = (variance + _UNIT**2 / 3 * (10.0 + exp**2 + z**2) * y**2) * gate2
     return variance.sqrt() + _TINY

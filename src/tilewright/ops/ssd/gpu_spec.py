@@ -42,6 +42,9 @@ _SOURCES = (
 _STEPS = {"float16": 2.0**-24}
 """Distance of a type's smallest numbers, where weights are small enough to meet them."""
 
+_EXP = 4.0
+"""Relative error of a GPU's exp2 in units of float32's roundoff: ex2.approx's 2^-22."""
+
 _MOST_INTERPRETED = 1 << 14  # outputs of a case that an interpreter bears
 
 
@@ -65,7 +68,7 @@ def _error_model(inputs: Inputs, ref: F64) -> ErrorModel:
 
     case, source = inputs.case, inputs.source
     unit = WEIGHT_UNITS[case.act_dtype]
-    model = scan_error_model(inputs, ref, unit, _STEPS.get(case.act_dtype, 0.0))
+    model = scan_error_model(inputs, ref, unit, _STEPS.get(case.act_dtype, 0.0), _EXP)
     if not unit or source.D is None or not case.M:
         return model
     heads = judged_heads(case)

@@ -247,18 +247,20 @@ def _reference(inputs: Inputs) -> F64:
     return np.asarray(_matrix(y, states).numpy())
 
 
-def scan_error_model(inputs: Inputs, ref: F64, unit: float = 0.0, step: float = 0.0) -> ErrorModel:
+def scan_error_model(inputs: Inputs, ref: F64, unit: float = 0.0, step: float = 0.0,
+                     exp: float = 0.0) -> ErrorModel:  # fmt: skip
     """The error model of a scan.
 
     Args:
         unit: unit roundoff of the type that a kernel rounds operands to before it multiplies them;
             0 for float32.
         step: distance of that type's smallest numbers, where it matters.
+        exp: relative error of the chip's exp, in units of float32's roundoff.
     """
     case = inputs.case
     heads, p, _ = _sizes(case)
     judged = judged_heads(case)
-    of_y, of_states = scan_sigma(inputs.source, inputs.x.cpu(), judged, unit, step)
+    of_y, of_states = scan_sigma(inputs.source, inputs.x.cpu(), judged, unit, step, exp)
     sigma = _matrix(of_y, of_states).numpy()
     rounding = np.zeros_like(sigma)
     tokens = slice(0, case.M)

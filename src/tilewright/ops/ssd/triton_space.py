@@ -111,6 +111,12 @@ def _has_hopper(tile: Tile, problem: Problem) -> bool:
     return not _is_hopper(tile) or (problem.arch == "sm_90" and half and problem.K in (64, 128))
 
 
+def _in_a_loop(tile: Tile, problem: Problem) -> bool:
+    straight = tile.algorithm == "fused" and tile.chunk == tile.block and tile.heads == 1
+    wgmma = problem.arch == "sm_90" and problem.act_dtype != "float32"
+    return not (straight and wgmma) or bool(tile.num_warps == 8)
+
+
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
     if _is_hopper(tile):
         return True
@@ -147,6 +153,13 @@ RULES = (
         "Hopper",
         "TMA and wgmma of sm_90 take float16 and bfloat16, and a state of 64 or 128 numbers",
         _has_hopper,
+    ),
+    Rule(
+        "one head in a line",
+        "where nothing is left to loop over (one head, a chunk of one block), ptxas 12.8 takes an "
+        "argument of the kernel for the address of wgmma's operands: wrong rows, or reads outside "
+        "of shared memory. Two warpgroups were right",
+        _in_a_loop,
     ),
     Rule(
         "shared memory",
@@ -186,6 +199,7 @@ def _choices(problem: Problem) -> Iterator[Tile]:
             yield _output(problem, "fused", 64, 64, 8, 4, 3)
             yield _output(problem, "fused", 64, 64, 8, 4, 2)
             yield _output(problem, "fused", 64, 64, 8, 8, 2)
+            yield _output(problem, "fused", 64, 64, 8, 8, 1)
         yield _output(problem, "five", 128, 64, 1, 4, 1, block_p=64, block_n=64)
     for block, p in ((32, 32), (16, 16)):
         yield _output(problem, "five", 128, block, 1, 4, 1, block_p=p, block_n=max(32, p))
