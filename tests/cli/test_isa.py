@@ -247,6 +247,17 @@ def test_serialized_wgmma_exits_3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"  FAILED _gemm: {line}" in result.stdout
 
 
+def test_code_that_would_be_wrong_exits_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = "'HADD2 R80' writes the left operand of 'HGMMA R24' while it may be read"
+    bad = {**kernel("sm_90"), "faults": (fault,)}
+    older = {name: value for name, value in kernel("sm_90").items() if name != "faults"}
+    entries = [Entry("sm_90", "t(a=1)", "", (older,)), Entry("sm_90", "t", "", (bad,))]
+    monkeypatch.setattr("tilewright.isa.survey.survey", lambda *_, **__: entries)
+    result = CliRunner().invoke(cli, ["isa", "--op", "w4a16", "--arch", "sm_90"])
+    assert result.exit_code == 3, result.output
+    assert f"  FAILED _gemm: {fault}" in result.stdout
+
+
 DOC = (Path(__file__).parents[2] / "docs" / "isa.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^(?:\$ )?tilewright (isa .*)$", DOC, re.MULTILINE)
 

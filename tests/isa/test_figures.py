@@ -83,3 +83,38 @@ def test_a_kernel_without_a_loop_is_counted_whole() -> None:
     )
     found = figures(straight, TILE, SPACE)
     assert (found.loop, found.counts["total"], found.k_step) == ("", 2, None)
+
+
+OVERWRITTEN = """
+        /*0010*/                   HGMMA.64x64x16.F32 R24, R80, gdesc[UR8], R24, gsb0 ;
+        /*0020*/                   HADD2 R80, R1, R2 ;
+        /*0030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0040*/                   EXIT ;
+"""
+MISBUILT = """
+        /*0010*/                   ULDC UR12, c[0x0][0x210] ;
+        /*0020*/                   UIADD3 UR6, UP0, UR12, 0x20, URZ ;
+        /*0030*/                   UIADD3.X UR7, UR12, -0x3ffffff0, URZ, UP0 ;
+        /*0040*/                   HGMMA.64x64x16.F32 R24, R80, gdesc[UR4], R24, gsb0 ;
+        /*0050*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0060*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("listing", "message"),
+    [
+        (OVERWRITTEN, "'HADD2 R80, R1, R2' writes the left operand of 'HGMMA"),
+        (MISBUILT, "is made of an argument in UR7, which must be a constant"),
+    ],
+    ids=["overwritten", "misbuilt"],
+)
+def test_code_whose_results_would_be_wrong_is_told(
+    monkeypatch: pytest.MonkeyPatch, listing: str, message: str
+) -> None:
+    monkeypatch.setattr("tilewright.isa.figures.listing_text", lambda compiled: listing)
+    metadata = {"shared": 4096, "num_warps": 4, "triton_version": "3.7.1"}
+    hopper = Compiled("_kernel", "sm_90", {"ptx": "", "ttgir": ""}, metadata, "", (1,))
+    (fault,) = figures(hopper, TILE, SPACE).faults
+    assert message in fault
+    assert of(8, 40).faults == ()

@@ -138,7 +138,8 @@ def isa_command(output: str, asm: Path | None, **options: Any) -> None:
     and resident waves. Legality and resources, not speed: nothing runs, and nothing is timed. Needs
     triton, and no GPU.
 
-    Exit codes: 0 holds, 1 a tile does not compile, 3 ptxas reports that it serializes wgmma.
+    Exit codes: 0 holds, 1 a tile does not compile, 3 ptxas reports that it serializes wgmma, or its
+    code overwrites wgmma's operands or reads them from elsewhere: results would be wrong.
     """
     if (options["op"] is None) == (options["spec"] is None):
         raise click.UsageError("give one of --op and --spec")

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tilewright.isa.count import Instruction, count, inner_loop, matrix_macs, parse, vendor_of
+from tilewright.isa.descriptors import wrong_descriptors
+from tilewright.isa.hazards import overwritten
 from tilewright.isa.resources import Resources, resources
 from tilewright.isa.sass import listing_text
 from tilewright.ops.cross import Compiled, warp_size
@@ -37,6 +39,8 @@ class Figures:
             overhead are in it, and work that several waves repeat counts as often as it is done.
         issued_per_pair: the same of all instructions.
         resources: registers, spills, shared memory, resident waves.
+        faults: why its results would be wrong although it compiles, as `hazards` and `descriptors`
+            find in the machine code of Hopper's matrix instructions.
     """
 
     kernel: str
@@ -49,6 +53,7 @@ class Figures:
     valu_per_pair: float | None
     issued_per_pair: float | None
     resources: Resources
+    faults: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON writes it."""
@@ -66,7 +71,8 @@ def figures(compiled: Compiled, tile: Tile, space: TileSpace | None = None) -> F
         UnsupportedError: the machine code cannot be disassembled.
     """
     vendor = vendor_of(compiled.arch)
-    listing = parse(listing_text(compiled), vendor)
+    text = listing_text(compiled)
+    listing = parse(text, vendor)
     loop = inner_loop(listing, vendor)
     body = loop.body if loop else tuple(i for i in listing if not isinstance(i, str))
     counts = count(body, vendor)
@@ -90,7 +96,12 @@ def figures(compiled: Compiled, tile: Tile, space: TileSpace | None = None) -> F
         valu_per_pair=per_pair["valu"],
         issued_per_pair=per_pair["total"],
         resources=resources(compiled),
+        faults=_faults(text) if vendor == "nvidia" else (),
     )
+
+
+def _faults(text: str) -> tuple[str, ...]:
+    return tuple(str(found) for found in (*overwritten(text), *wrong_descriptors(text)))
 
 
 def _k_step(multiplied: int, step: int) -> int:

@@ -51,7 +51,8 @@ class Entry:
         return tuple(
             f"{kernel['kernel']}: {line}"
             for kernel in self.kernels
-            for line in kernel["resources"]["failures"]
+            # Revisions from before `faults` look for none.
+            for line in (*kernel["resources"]["failures"], *kernel.get("faults", ()))
         )
 
     def as_dict(self) -> dict[str, Any]:
