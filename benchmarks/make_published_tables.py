@@ -110,7 +110,7 @@ class Known:
 
     def __init__(self, path: Path | None, plan: Plan, compiler: str) -> None:
         self._path, self._op = path, plan.op
-        self._of = f"{digest_of(plan.kernels)}, {_triton(compiler)}"
+        self._of = f"{digest_of(plan.kernels, without='hopper_')}, {_triton(compiler)}"
         kept = self._read().get(plan.op, {})
         self.found: dict[str, Any] = kept["found"] if kept.get("of") == self._of else {}
 

@@ -21,8 +21,11 @@ _FOLLOWED = ("tilewright.ops.", "tilewright.layout.", "tilewright.formats.")
 _MOST = ""  # the whole of a module
 
 
-def digest_of(functions: Iterable[str]) -> str:
+def digest_of(functions: Iterable[str], without: str | None = None) -> str:
     """A SHA-256 over the sources of "module:function" and of all that they use.
+
+    Args:
+        without: modules whose own name begins so are not followed: kernels of other chips.
 
     Raises:
         ValueError: there is no such function.
@@ -34,6 +37,8 @@ def digest_of(functions: Iterable[str]) -> str:
     seen: dict[str, str] = {}
     while waiting:
         module, name = waiting.pop()
+        if without is not None and module.rpartition(".")[2].startswith(without):
+            continue
         key = f"{module}:{name}"
         if key in seen:
             continue

@@ -178,5 +178,7 @@ def test_a_digest_follows_imports_of_this_package() -> None:
     digest = module("source_digest")
     used = digest._imports("tilewright.ops.mmq.triton_int8")
     assert ("tilewright.ops.w4a16.triton_gemm", "spans_wide") in used["spans_wide"]
+    scan = ["tilewright.ops.ssd.triton_scan:launch_scan"]  # one of its plans is Hopper's
+    assert digest.digest_of(scan) != digest.digest_of(scan, without="hopper_")
     with pytest.raises(ValueError, match="defines no launch_nothing"):
         digest.digest_of(["tilewright.ops.mmq.triton_int8:launch_nothing"])
