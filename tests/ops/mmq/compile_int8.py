@@ -15,6 +15,7 @@ import torch
 
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.isa.count import inner_loop, parse, vendor_of
+from tilewright.isa.descriptors import wrong_descriptors_of
 from tilewright.isa.hazards import overwritten_operands
 from tilewright.isa.sass import listing_text
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
@@ -57,7 +58,9 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
         "shared_bytes": kernel.metadata["shared"],
         "spilled": max((int(a or b) for a, b in spilled), default=0),
         "serialized": re.findall(r"C7\d\d\d", kernel.log),
-        "overwritten": [str(found) for found in overwritten_operands(kernel)],
+        "overwritten": [
+            str(found) for found in (*overwritten_operands(kernel), *wrong_descriptors_of(kernel))
+        ],
         "mentions_fault": "FAULT" in kernel.text("ttir"),
     }
 

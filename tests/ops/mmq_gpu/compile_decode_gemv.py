@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.isa.descriptors import wrong_descriptors_of
 from tilewright.isa.hazards import overwritten_operands
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.cross import cross_compile
@@ -40,13 +41,13 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "error": "",
         "products": len(re.findall(r"mma\.sync\.aligned\.m16n8k16", ptx)),
-        "copies": len(re.findall(r"cp\.async\.c[ag]\.shared\.global.*0x10", ptx)),
-        "other_copies": len(re.findall(r"cp\.async\.c[ag]\.shared\.global(?!.*0x10)", ptx)),
-        "x_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32", ptx)),
+        "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32", ptx)),
         "barriers": len(re.findall(r"bar\.sync", ptx)),
         "shared_bytes": kernel.metadata["shared"],
         "spilled": [int(n) for n in re.findall(r"(\d+) bytes spill stores", kernel.log)],
-        "overwritten": [str(found) for found in overwritten_operands(kernel)],
+        "overwritten": [
+            str(found) for found in (*overwritten_operands(kernel), *wrong_descriptors_of(kernel))
+        ],
     }
 
 

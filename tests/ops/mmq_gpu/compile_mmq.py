@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.isa.descriptors import wrong_descriptors_of
 from tilewright.isa.hazards import overwritten_operands
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.cross import Compiled, cross_compile
@@ -57,7 +58,9 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
         "matrix": matrix.group() if matrix else "",
         "shared_bytes": kernel.metadata["shared"],
         "spilled": max((int(a or b) for a, b in spilled), default=0),
-        "overwritten": [str(found) for found in overwritten_operands(kernel)],
+        "overwritten": [
+            str(found) for found in (*overwritten_operands(kernel), *wrong_descriptors_of(kernel))
+        ],
         "serialized": re.findall(r"C7\d\d\d", kernel.log),
         "wide_multiplies": len(re.findall(r"muli.*xi64>", kernel.text("ttir"))),
         "mentions_fault": "FAULT" in kernel.text("ttir"),

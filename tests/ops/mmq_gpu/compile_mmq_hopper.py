@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.isa.descriptors import wrong_descriptors_of
 from tilewright.isa.hazards import overwritten_operands
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.cross import Compiled, cross_compile
@@ -52,7 +53,9 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
         "from_registers": products.count("{"),
         "from_shared": products.count("%"),
         "spilled": [int(n) for n in re.findall(r"(\d+) bytes spill stores", kernel.log)],
-        "overwritten": [str(found) for found in overwritten_operands(kernel)],
+        "overwritten": [
+            str(found) for found in (*overwritten_operands(kernel), *wrong_descriptors_of(kernel))
+        ],
         "warnings": re.findall(r"C7\d\d\d", kernel.log),
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tilewright.isa.descriptors import wrong_descriptors_of
 from tilewright.isa.hazards import overwritten_operands
 from tilewright.ops.cross import Compiled, cross_compile
 from tilewright.ops.ssd.args import ScanArgs, StepArgs
@@ -69,7 +70,9 @@ def figures(kernel: Compiled) -> dict[str, Any]:
         "shared_bytes": kernel.metadata["shared"],
         "spilled": max((int(a or b) for a, b in spilled), default=0),
         "serialized": re.findall(r"C7\d\d\d", kernel.log),
-        "overwritten": [str(found) for found in overwritten_operands(kernel)],
+        "overwritten": [
+            str(found) for found in (*overwritten_operands(kernel), *wrong_descriptors_of(kernel))
+        ],
         "mentions_fault": "FAULT" in kernel.text("ttir"),
     }
 
