@@ -221,7 +221,7 @@ def test_only_kernels_that_multiply_weights_are_reckoned_by_them(
 
 
 def test_a_mixture_of_many_experts_is_packed_once() -> None:
-    """Of 64 experts one is packed, and the others lie behind it: nothing of their size is made."""
+    """Of all experts one is packed, and the others lie behind it: nothing of their size is made."""
     packed = _experts(replace(PROBLEM, weight_type="Q4_K", group=0, N=768, K=2048))
     assert packed.E == EXPERTS
     tensors = [t for t in vars(packed.planes).values() if isinstance(t, torch.Tensor)]

@@ -32,7 +32,7 @@ __all__ = ["CHOICES", "EXPERTS", "LAUNCHES"]
 
 Launch = Callable[[], object]
 
-EXPERTS, CHOICES = 64, 8
+EXPERTS, CHOICES = 128, 8
 """Experts of a mixture that `moe` is compiled for, and how many of them a row chooses. Kernels are
 told both: what is compiled depends on whether they are multiples of 16, and on the second."""
 
