@@ -16,7 +16,7 @@ from tilewright.layout.blocks import pack_blocks_for
 from tilewright.ops.catalog import spec_for
 from tilewright.ops.check import check_output
 from tilewright.ops.contract import Case
-from tilewright.ops.mmq import gemv_space, triton_gemv
+from tilewright.ops.mmq import decode_space, gemv_space, triton_gemv
 from tilewright.ops.mmq.op import mmq_gemm
 from tilewright.ops.mmq.triton_space import TRITON_SPACE
 from tilewright.tiles.tile import Tile
@@ -124,7 +124,8 @@ def test_defaults_obey_the_rules(arch):
         tile = gemv_space.default(problem)
         if tile is not None:
             TRITON_SPACE.check(tile, problem)
-            assert TRITON_SPACE.default(problem) == tile
+            better = decode_space.default(problem)  # for one row, on one GPU
+            assert TRITON_SPACE.default(problem) == (tile if better is None else better)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """Runs mmq's kernel for one row of x on the CPU: its own source, Gluon in numpy.
 
 What `ops/w4a16/gluon_numpy.py` does for w4a16's decode kernel, whose stand-in for `gluon.language`
-this is; with a ring in shared memory, which a copy fills only when its group is waited for, and
-with pointers that are cast. It checks indices, masks, fragments and sums; it knows nothing of
-registers, layouts or races.
+this is; with pointers that are cast. It checks indices, masks, fragments and sums; it knows nothing
+of registers, layouts or races.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections import deque
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -61,47 +59,6 @@ def _cast(self: Any, to: Any) -> Any:
 base.Pointer.to = _cast
 
 
-class Ring:
-    """Shared memory of which parts are taken without a copy; NaN before a copy has arrived."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def index(self, i: Any) -> Ring:
-        return Ring(self.data[int(base.unwrap(i))])
-
-    def slice(self, start: int, length: int, dim: int) -> Ring:
-        at = [slice(None)] * self.data.ndim
-        at[dim] = slice(start, start + length)
-        return Ring(self.data[tuple(at)])
-
-    def load(self, layout: Any) -> Any:
-        return Tensor(self.data.copy())
-
-
-class Copies:
-    """Asynchronous copies: groups arrive when they are waited for, and not before."""
-
-    def __init__(self) -> None:
-        self.open: list[Any] = []
-        self.groups: deque[list[Any]] = deque()
-
-    def copy(self, ring: Ring, pointer: Any, mask: Any) -> None:
-        ring.data[...] = base.GARBAGE
-        self.open.append((ring, pointer, mask))
-
-    def commit(self) -> None:
-        self.groups.append(self.open)
-        self.open = []
-
-    def wait(self, outstanding: int) -> None:
-        while len(self.groups) > outstanding:
-            for ring, pointer, mask in self.groups.popleft():
-                found = base.load(pointer, mask).data
-                at = np.broadcast_to(base.unwrap(mask), ring.data.shape)
-                ring.data[at] = np.broadcast_to(found, ring.data.shape)[at]
-
-
 def _prmt(a: Any, b: Any, selector: Any) -> Any:
     octets = [(v.astype(np.int64) >> (8 * i)) & 255 for v in (a, b) for i in range(4)]
     out = np.zeros(a.shape, np.int64)
@@ -113,8 +70,6 @@ def _prmt(a: Any, b: Any, selector: Any) -> Any:
 
 
 def inline_asm_elementwise(asm: str, constraints: str, args: Any, **rest: Any) -> Any:
-    if "prefetch" in asm:
-        return None
     if asm.startswith("mov.b64"):
         low, high = (base.unwrap(v).astype(np.int64) for v in args)
         return Tensor((low & 0xFFFFFFFF) | (high << 32))
@@ -153,29 +108,18 @@ def machine() -> Any:
     """The module `decode_gemv`, whose launcher takes tensors of the CPU."""
     gl: Any = base._language()
     gl.int16, gl.pointer_type = base.BY_NAME["int16"], PointerTo
-    gl.SwizzledSharedLayout = gl.BlockedLayout = lambda *_: None
     gl.inline_asm_elementwise = inline_asm_elementwise
     gl.full = lambda shape, value, dtype, layout: Tensor(np.full(shape, value, dtype.stored))
     gl.full_like = lambda v, value: Tensor(np.full(v.shape, value, np.int32))
     gl.where = lambda at, a, b: Tensor(np.where(base.unwrap(at), base.unwrap(a), base.unwrap(b)))
-    gl.allocate_shared_memory = lambda dtype, shape, layout: Ring(
-        np.full(shape, base.GARBAGE, dtype.stored)
-    )
     gluon: Any = ModuleType("triton.experimental.gluon")
     gluon.jit, gluon.constexpr_function, gluon.language = jit, Kernel, gl
-    copies = Copies()
-    ampere: Any = ModuleType("triton.experimental.gluon.language.nvidia.ampere")
-    ampere.async_copy = SimpleNamespace(
-        async_copy_global_to_shared=copies.copy, commit_group=copies.commit, wait_group=copies.wait
-    )
     experimental: Any = ModuleType("triton.experimental")
     experimental.gluon = gluon
     modules: dict[str, Any] = {
         "triton.experimental": experimental,
         "triton.experimental.gluon": gluon,
         "triton.experimental.gluon.language": gl,
-        "triton.experimental.gluon.language.nvidia": ModuleType("nvidia"),
-        "triton.experimental.gluon.language.nvidia.ampere": ampere,
     }
     real = importlib.util.find_spec(HOME)
     assert real is not None
@@ -183,7 +127,6 @@ def machine() -> Any:
     with base._instead({**modules, **{f"{HOME}.{name}": None for name in KERNELS}}):
         for name in KERNELS:
             found = module_at(f"{HOME}.{name}", Path(real.origin).with_name(f"{name}.py"))
-        found.copies = copies  # type: ignore[attr-defined]
         return found
 
 
@@ -196,7 +139,6 @@ def product(
     memory[size:] = x.contiguous().view(torch.uint8).flatten()
     space = SimpleNamespace(partials=None, counters=memory[:size].view(torch.int32))
     y = torch.full((1, weight.N), float("nan"), dtype=x.dtype)
-    kernel.copies.open, kernel.copies.groups = [], deque()
     with np.errstate(all="ignore"):
         kernel.launch_decode(memory[size:].view(x.dtype)[None], weight, bias, y, tile, space)
     return y

@@ -6,10 +6,8 @@
 
 A program computes `block_n` rows of the weight; its warps stand along K and take 256 columns of
 those rows at a time, 256 * num_warps columns apart. Words lie as `tilewright.layout.blocks` draws
-them and come into shared memory by cp.async, 16 bytes a lane, `stages` steps of them on their way;
-a lane reads back what it copied itself. Scales, upper bits and x of the next step come straight
-into registers while a step is multiplied; they are asked for so late that all of them are fetched
-to the L2 at first.
+them and come straight into registers, 16 bytes a lane, as do scales, upper bits and x; no warp
+waits for another before its last step.
 
 Codes are multiplied as they are, on matrix units (m16n8k16: 16 rows of the weight, 16 columns). x
 is one row, and of the product's 8 columns each belongs to one of the 8 sub-blocks of a step::
@@ -43,7 +41,6 @@ from typing import Any
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.mmq.decode_parts import (
@@ -54,7 +51,7 @@ from tilewright.ops.mmq.decode_parts import (
     load_totals,
     load_x,
     paired,
-    prefetch,
+    pairs_of,
     rows_layout,
     words_layout,
     words_of,
@@ -68,15 +65,13 @@ COLUMNS = 256  # of a step of a warp
 ZEROS = 128  # int32 of the workspace that lanes without a column read: 512 bytes
 
 
-@gluon.jit(
-    do_not_specialize=["stride_sb", "stride_mb", "stride_tb"]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=["stride_sb", "stride_mb", "stride_tb"])
 def _decode_kernel(
     x_ptr, low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, b_ptr, y_ptr, z_ptr,
     K, stride_ln, stride_hn, stride_sb, stride_mb, stride_tb,
     LOW: gl.constexpr, HIGH: gl.constexpr, SIGNED: gl.constexpr, OFFSET: gl.constexpr,
     SCALING: gl.constexpr, MINIMUMS: gl.constexpr, SUB: gl.constexpr, HAS_BIAS: gl.constexpr,
-    ROWS: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, EVEN: gl.constexpr,
+    ROWS: gl.constexpr, W: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
     """8 ROWS rows of the weight, ROWS of them a lane; lane = 4 g + t. EVEN: every warp takes the
     same number of steps."""
@@ -90,31 +85,12 @@ def _decode_kernel(
     LANES: gl.constexpr = lanes_layout(W)  # [W, 32]
     WORDS: gl.constexpr = words_layout(W)  # [W, 32, 4]
     ALL: gl.constexpr = rows_layout(W, ROWS * UNITS)  # [ROWS * UNITS, W, 32, 4]
-    PAIR: gl.constexpr = rows_layout(W, 2 * UNITS)
     STEP: gl.constexpr = W * (256 * LOW // 32)  # words of a row that all warps take at once
     SLICE: gl.constexpr = gl.SliceLayout(2, WORDS)
     OFF: gl.constexpr = OFFSET if DTYPE == gl.float16 else OFFSET + 128
     pid = gl.program_id(0)
     steps = K // 256
     rounds = (steps + W - 1) // W
-
-    prefetch(x_ptr, high_ptr, s_ptr, m_ptr, t_ptr, pid, K, stride_hn, stride_sb, stride_mb,
-             stride_tb, HIGH, SCALING, MINIMUMS, ROWS, W)  # fmt: skip
-    ring = gl.allocate_shared_memory(
-        gl.int32, [STAGES, ROWS * UNITS, W, 32, 4], gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-    )
-    part = along(0, ROWS * UNITS, ALL, 4)
-    warp = along(1, W, ALL, 4)
-    lane = along(2, 32, ALL, 4)
-    row = pid * (8 * ROWS) + lane // 4 * ROWS + part // UNITS
-    offset = warp * (256 * LOW // 32) + part % UNITS * 16 + lane % 4 * 4 + along(3, 4, ALL, 4)
-    ptrs = low_ptr + (row.to(gl.int64) * stride_ln + offset)
-    first = warp + part * 0 + lane * 0 + along(3, 4, ALL, 4) * 0
-    for stage in gl.static_range(STAGES - 1):
-        async_copy.async_copy_global_to_shared(
-            ring.index(stage), ptrs + stage * STEP, mask=first + stage * W < steps
-        )
-        async_copy.commit_group()
 
     # Where x lies, in 16 bytes from the zeros; 0 in lanes that have none of a pattern's columns.
     warp = along(0, W, SLICE, 2)
@@ -150,6 +126,15 @@ def _decode_kernel(
     next_s = load_scales(s_ptr, m_ptr, t_ptr, row, t, warp, live, stride_sb, stride_mb, stride_tb,
                          ROWS, SCALING, MINIMUMS, SETS)  # fmt: skip
     next_h = load_high(high_ptr, h_ptrs, live, 0, ROWS, UNITS, HIGH)
+
+    part = along(0, ROWS * UNITS, ALL, 4)
+    first = along(1, W, ALL, 4)
+    lane_w = along(2, 32, ALL, 4)
+    row_w = pid * (8 * ROWS) + lane_w // 4 * ROWS + part // UNITS
+    offset = first * (256 * LOW // 32) + part % UNITS * 16 + lane_w % 4 * 4 + along(3, 4, ALL, 4)
+    ptrs = low_ptr + (row_w.to(gl.int64) * stride_ln + offset)
+    first += offset * 0
+    next_w = gl.load(ptrs, mask=first < steps, eviction_policy="evict_first")
     for it in range(0, rounds):
         x, ones_x, scales, high = paired(next_x, LOW), next_t, next_s, next_h
         places_next = ()
@@ -164,12 +149,9 @@ def _decode_kernel(
         next_s = load_scales(s_ptr, m_ptr, t_ptr, row, t, step, live, stride_sb, stride_mb,
                              stride_tb, ROWS, SCALING, MINIMUMS, SETS)  # fmt: skip
         next_h = load_high(high_ptr, h_ptrs, live, (it + 1) * W, ROWS, UNITS, HIGH)
-        ahead = it + STAGES - 1
-        async_copy.wait_group(STAGES - 2)
-        async_copy.async_copy_global_to_shared(
-            ring.index(ahead % STAGES), ptrs + ahead * STEP, mask=first + ahead * W < steps
-        )
-        async_copy.commit_group()
+        words = pairs_of(next_w, ROWS // 2)
+        next_w = gl.load(ptrs + (it + 1) * STEP, mask=first + (it + 1) * W < steps,
+                         eviction_policy="evict_first")  # fmt: skip
 
         one = gl.full((W, 32), 0x3C003C00 if DTYPE == gl.float16 else 0x3F803F80, gl.int32, LANES)
         ones = (one, one, one, one)
@@ -181,13 +163,12 @@ def _decode_kernel(
         else:
             second_t = mma(ones, ones_x[1], none, DTYPE)
             totals = (first_t[0], first_t[1], second_t[0], second_t[1])
-        slot = it % STAGES
         for q in gl.static_range(ROWS // 2):
             sums = (zero,) * (8 * SETS)
-            words = words_of(ring.index(slot).slice(2 * UNITS * q, 2 * UNITS, 0).load(PAIR), UNITS,
-                             LANES)  # fmt: skip
+            of_rows = words_of(words[q], UNITS, LANES)
             for u in gl.static_range(UNITS):
-                sums = add_words(sums, words, high, x, q, u, LOW, HIGH, SIGNED, UNITS, SETS, DTYPE)
+                sums = add_words(sums, of_rows, high, x, q, u, LOW, HIGH, SIGNED, UNITS, SETS,
+                                 DTYPE)  # fmt: skip
             acc = add_scaled(acc, sums, totals, scales, q, LOW, OFF, SCALING, MINIMUMS, SETS,
                              ROWS, DTYPE)  # fmt: skip
 
@@ -220,8 +201,7 @@ def _constants(tile: Tile, weight_type: str) -> dict[str, Any]:
         "LOW": form.low.bits, "HIGH": form.high_bits, "SIGNED": signed,
         "OFFSET": 128 if signed else form.offset, "SCALING": form.scaling,
         "MINIMUMS": form.minimum_at is not None, "SUB": form.sub, "ROWS": tile.block_n // 8,
-        "W": tile.num_warps, "STAGES": tile.stages,
-        "num_warps": tile.num_warps,
+        "W": tile.num_warps, "num_warps": tile.num_warps,
     }  # fmt: skip
 
 

@@ -28,15 +28,11 @@ __all__ = [
     "load_totals",
     "load_x",
     "paired",
-    "prefetch",
+    "pairs_of",
     "rows_layout",
     "words_layout",
     "words_of",
 ]
-
-
-_PREFETCH = gl.constexpr("{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }")
-_SECTOR = gl.constexpr(32)  # bytes that memory is read in
 
 
 @gluon.constexpr_function
@@ -134,6 +130,15 @@ def _halves(t):
 
 
 @gluon.jit
+def pairs_of(parts, COUNT: gl.constexpr):
+    """Words of all rows, [2 COUNT UNITS, W, 32, 4], as those of two rows each."""
+    if COUNT == 1:
+        return (parts,)
+    else:
+        return _halves(parts)
+
+
+@gluon.jit
 def words_of(parts, UNITS: gl.constexpr, LANES: gl.constexpr):
     """Words of two rows, [2 UNITS, W, 32, 4], as [W, 32] each: by row, unit and word."""
     one, two = _halves(parts)
@@ -148,48 +153,6 @@ def words_of(parts, UNITS: gl.constexpr, LANES: gl.constexpr):
     for i in gl.static_range(2 * UNITS):
         found = found + _four(gl.reshape(rows[i], rows[i].shape[1:]), LANES)
     return found
-
-
-@gluon.jit
-def _fetch(address):
-    gl.inline_asm_elementwise(_PREFETCH, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _fetch_lines(pointer, count, stride, first, SECTORS: gl.constexpr, W: gl.constexpr):
-    """To the L2: SECTORS times 32 bytes of each of `count` lines, `stride` bytes apart."""
-    at = gl.arange(0, 32 * W, gl.BlockedLayout([1], [32], [W], [0]))
-    base = pointer.to(gl.int64) + first
-    for i in range(0, count * SECTORS, 32 * W):
-        sector = gl.minimum(i + at, count * SECTORS - 1)
-        line = (sector // SECTORS).to(gl.int64)
-        _fetch(base + line * stride + sector % SECTORS * _SECTOR)
-
-
-@gluon.jit
-def prefetch(
-    x_ptr, high_ptr, s_ptr, m_ptr, t_ptr, pid, K, stride_hn, stride_sb, stride_mb, stride_tb,
-    HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr, ROWS: gl.constexpr,
-    W: gl.constexpr,
-):  # fmt: skip
-    """All that a program reads but for words, to the L2: it is asked for a step ahead, and words
-    several steps ahead would be before it in the memory's queue. Of x each program fetches a part.
-    """
-    at = gl.arange(0, 32 * W, gl.BlockedLayout([1], [32], [W], [0]))
-    at = (pid * (32 * W) + at) % (K // 16)
-    _fetch(x_ptr.to(gl.int64) + at.to(gl.int64) * _SECTOR)
-    blocks = K // 32 if SCALING == "half" else K // 256
-    first = pid * (16 * ROWS)  # bytes
-    _fetch_lines(s_ptr, blocks, 2 * stride_sb, first, ROWS // 2, W)
-    if MINIMUMS:
-        _fetch_lines(m_ptr, blocks, 2 * stride_mb, first, ROWS // 2, W)
-    if SCALING == "six":
-        _fetch_lines(t_ptr, blocks * 12, stride_tb, first // 2, 1, W)
-    elif SCALING == "bytes":
-        _fetch_lines(t_ptr, blocks * 16, stride_tb, first // 2, 1, W)
-    if HIGH > 0:  # rows one after the other, K a multiple of 256 bits
-        row = pid.to(gl.int64) * (8 * ROWS) * stride_hn * 4
-        _fetch_lines(high_ptr, 8 * ROWS * (K // (256 // HIGH)), 32, row, 1, W)
 
 
 @gluon.jit

@@ -1,8 +1,7 @@
 """The tiles of mmq's "decode", for one row of x on Hopper: its fields, its rules, its default.
 
 A tile computes block_n rows of the weight; `num_warps` warps stand along K with 256 columns each a
-step, and `stages` steps of words are in flight or being multiplied
-(`tilewright.ops.mmq.decode_gemv`).
+step (`tilewright.ops.mmq.decode_gemv`). Defaults follow what one H200 measured.
 """
 
 from __future__ import annotations
@@ -14,26 +13,22 @@ from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.space import Rule
 from tilewright.tiles.tile import Problem, Tile
 
-__all__ = ["FIELDS", "RULES", "TYPES", "default", "extents", "smem_bytes"]
+__all__ = ["FIELDS", "RULES", "TYPES", "default", "extents"]
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """The types that the kernel multiplies: codes less an offset, of 4 to 8 bits."""
 
 _STEP = 256  # columns of a step of a warp
-_SMEM = 227 * 1024 - 1024  # bytes that one program may allot, but for what sums meet in
+_UNITS = 132  # multiprocessors of an H100 or H200: what defaults are made for
+_PROGRAMS = 4  # of 32 rows and 4 warps on each of them, from which a weight has many rows
+_LONG = 32  # steps of K
+_ENOUGH = 1024  # warps that keep a GPU's memory busy
 
 FIELDS: dict[str, tuple[Any, ...]] = {
     "block_n": (16, 32),
-    "num_warps": (2, 4, 8, 16),
-    "stages": (2, 3, 4, 5, 6),
+    "num_warps": (1, 2, 4, 8, 16),
 }
 """What a "decode" tile says."""
-
-
-def smem_bytes(tile: Tile, problem: Problem) -> int:
-    """Shared memory of the words in flight."""
-    words = _STEP * BLOCK_FORMS[problem.weight_type].low.bits // 8
-    return int(tile.stages * tile.block_n * tile.num_warps * words)
 
 
 def _hopper(tile: Tile, problem: Problem) -> bool:
@@ -53,10 +48,6 @@ def _products_exact(tile: Tile, problem: Problem) -> bool:
 
 def _whole_steps(tile: Tile, problem: Problem) -> bool:
     return bool(problem.K % _STEP == 0 and problem.N % tile.block_n == 0)
-
-
-def _fits_shared_memory(tile: Tile, problem: Problem) -> bool:
-    return smem_bytes(tile, problem) <= _SMEM
 
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
@@ -79,13 +70,8 @@ _RULES = (
         _whole_steps,
     ),
     Rule(
-        "shared memory",
-        "the words in flight must fit what one program may allot",
-        _fits_shared_memory,
-    ),
-    Rule(
         "registers",
-        "32 rows take up to 255 registers a thread: 8 warps; 16 rows half of that",
+        "32 rows take up to 200 registers a thread: at most 8 warps",
         _fits_registers,
     ),
 )
@@ -104,9 +90,22 @@ RULES: tuple[Rule, ...] = tuple(_only_decode(rule) for rule in _RULES)
 
 
 def default(problem: Problem) -> Tile | None:
-    """The tile of one row of x; None where no tile may."""
-    for block_n, num_warps, stages in ((32, 8, 5), (32, 8, 3), (16, 8, 3)):
-        tile = Tile.of("decode", block_n=block_n, num_warps=num_warps, stages=stages)
+    """The tile of one row of x; None where no tile may, or where "gemv" was the faster one.
+
+    Of a weight of many rows a program takes 32 and 4 warps; else 16, and the more warps the longer
+    K is, or the fewer programs there are.
+    """
+    steps = problem.K // _STEP
+    many = problem.N >= 32 * _PROGRAMS * _UNITS
+    if problem.weight_type == "Q6_K" and steps >= _LONG and not many:
+        return None
+    num_warps = 8 if steps >= _LONG and not many else 4
+    while num_warps < 16 and num_warps * problem.N < 16 * _ENOUGH:
+        num_warps *= 2
+    while num_warps > max(1, steps):
+        num_warps //= 2
+    for block_n in (32, 16) if many else (16,):
+        tile = Tile.of("decode", block_n=block_n, num_warps=num_warps)
         if all(rule.holds(tile, problem) for rule in RULES):
             return tile
     return None
@@ -117,5 +116,5 @@ def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
     return {
         "M": (1,),
         "N": (tile.block_n,),
-        "K": (_STEP * tile.num_warps, _STEP * tile.num_warps * tile.stages),
+        "K": (_STEP, _STEP * tile.num_warps),
     }

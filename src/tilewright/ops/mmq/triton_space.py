@@ -189,9 +189,10 @@ def default_triton(problem: Problem) -> Tile:
 
 @functools.lru_cache(maxsize=4096)  # asked for at every launch that no table has a tile for
 def _default(problem: Problem) -> Tile:
-    for found in (gemv_space.default(problem), int8_space.default(problem)):
-        if found is not None:
-            return found
+    for space in (decode_space, gemv_space, int8_space):
+        few = space.default(problem)
+        if few is not None:
+            return few
     many = (hopper_space.default(problem), dense_space.default(problem))
     if problem.M >= _LIBRARY_FROM:
         many = many[::-1]
