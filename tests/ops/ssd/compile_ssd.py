@@ -74,6 +74,7 @@ def figures(kernel: Compiled) -> dict[str, Any]:
             str(found) for found in (*overwritten_operands(kernel), *wrong_descriptors_of(kernel))
         ],
         "mentions_fault": "FAULT" in kernel.text("ttir"),
+        "stores_by_tma": "cp.async.bulk.tensor.2d.global.shared" in kernel.text("ptx"),
     }
 
 

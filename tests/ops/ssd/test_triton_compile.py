@@ -52,6 +52,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "sm_90", HOPPER.replace(segments=2), dtype="float16", packed=True, gate=True, wide=True
     ),
     "hopper N=64": job("sm_90", HOPPER, n=64, initial=True),
+    "hopper P=80": job("sm_90", HOPPER, p=80),
     **{
         f"sm_90 {algorithm} {chunk}/{block}": job(
             "sm_90",
@@ -137,6 +138,13 @@ def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name
 def test_hopper_runs_its_own_kernel(compiled):
     names = [k["kernel"] for k in compiled["hopper packed"]["kernels"]]
     assert names == ["_prepare_kernel", "_states_kernel", "_pass_kernel", "_walk_hopper_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_so"), [("hopper", True), ("hopper packed", False), ("hopper P=80", False)]
+)
+def test_y_goes_by_tma_where_a_block_of_it_is_one_heads_and_of_one_sequence(compiled, name, is_so):
+    assert compiled[name]["kernels"][-1]["stores_by_tma"] is is_so
 
 
 def test_a_planted_fault_leaves_no_trace_in_the_right_kernel(compiled):

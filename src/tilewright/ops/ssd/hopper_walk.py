@@ -8,7 +8,8 @@ One program walks over the chunks of one head (64 of its channels), of 64 tokens
 
 All products are wgmma. The state S [64, N] stays in the walker's registers as float32 sums, and is
 the left operand of the next chunk's first product as it lies. The walker's three products of a
-chunk run side by side, under the outputs of this chunk and the weighting of the next one's x.
+chunk run side by side, under the outputs of this chunk and the weighting of the next one's x. Whole
+chunks of y go to memory by TMA, where nothing is left to be done to them.
 
 Rows of x behind its 64 channels are another head's, and only make outputs that are not stored. In a
 sequence's last chunk, rows of x and B behind its end are another sequence's: the walker clears them
@@ -30,19 +31,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tilewright.ops.gluon_compat import tma_load
+from tilewright.ops.gluon_compat import tma_load, tma_store
 from tilewright.ops.ssd.args import ScanArgs
 
 __all__ = ["CHUNK", "launch_walk_hopper", "serves"]
 
 CHUNK = 64
 _ROWS = 64  # channels of a program: wgmma's rows
-_REGISTERS = (136, 24)  # of a masker's and a loader's thread; the walker takes what is left
+_REGISTERS = (168, 24)  # of a masker's and a loader's thread; the walker takes what is left
 
 
 @gluon.jit
@@ -167,13 +169,13 @@ def _prepared(x, b, weights, left, Q: gl.constexpr, DTYPE: gl.constexpr, A_S: gl
 
 @gluon.jit
 def _walker(
-    y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, ms, weights, grown,
-    full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh,
+    y_desc, y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, ms, weights,
+    grown, ys, full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh,
     stride_zb, stride_zl, stride_zh, stride_zp,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr, D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
-    DTYPE: gl.constexpr, ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr,
-    ROWS: gl.constexpr,
+    TMA_Y: gl.constexpr, DTYPE: gl.constexpr, ACC_Y: gl.constexpr, ACC_S: gl.constexpr,
+    OUT: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     """The state, chunk after chunk. Phase n of empty[s] says that buffer s is free for its n-th
     use; all are free from the start."""
@@ -247,6 +249,14 @@ def _walker(
                 out = out * (z / (1.0 + gl.exp2(-1.4426950408889634 * z)))
                 z_ptr += Q * stride_zl
             gl.store(y_ptr + offs_y, out.to(DTYPE), mask=mask_y)
+        elif TMA_Y:
+            if left >= Q:
+                tma.store_wait(0)
+                ys.permute((1, 0)).store(y.to(DTYPE))
+                fence_async_shared()
+                tma_store(y_desc, [start + t * Q, h * P + first_p], ys)
+            else:
+                gl.store(y_ptr + offs_y, gl.convert_layout(y.to(DTYPE), OUT), mask=mask_y)
         else:
             gl.store(y_ptr + offs_y, gl.convert_layout(y.to(DTYPE), OUT), mask=mask_y)
         y_ptr += Q * H * P
@@ -267,6 +277,8 @@ def _walker(
         last = after
         unit = next_unit
         mbarrier.arrive(empty.index(stage), count=1)
+    if TMA_Y:
+        tma.store_wait(0)
     if segment == SEGMENTS - 1:
         at = (seq.to(gl.int64) * H + h) * P * N
         gl.store(final_ptr + at + offs_s, state, mask=mask_s)
@@ -274,12 +286,12 @@ def _walker(
 
 @gluon.jit
 def _walk_hopper_kernel(
-    x_desc, b_desc, c_desc, sums_desc, steps_desc, y_ptr, z_ptr, d_ptr, sums_ptr,
+    x_desc, b_desc, c_desc, sums_desc, steps_desc, y_desc, y_ptr, z_ptr, d_ptr, sums_ptr,
     units_ptr, enter_ptr, final_ptr, cu_ptr, L, H, P, G, NC, stride_dh,
     stride_zb, stride_zl, stride_zh, stride_zp,
     SEGMENTS: gl.constexpr, PACKED: gl.constexpr, Q: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr, D: gl.constexpr, HAS_Z: gl.constexpr, HAS_ENTER: gl.constexpr,
-    ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr,
+    TMA_Y: gl.constexpr, ACC_Y: gl.constexpr, ACC_S: gl.constexpr, OUT: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, M_SHARED: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """64 channels of one head over one segment."""
@@ -292,6 +304,7 @@ def _walk_hopper_kernel(
     steps = gl.allocate_shared_memory(gl.float32, [STAGES, 1, Q], steps_desc.layout)
     weights = gl.allocate_shared_memory(gl.float32, [2, 1, Q], sums_desc.layout)
     grown = gl.allocate_shared_memory(gl.float32, [2, 1, Q], sums_desc.layout)
+    ys = gl.allocate_shared_memory(DTYPE, [Q if TMA_Y else 8, 64], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -306,10 +319,10 @@ def _walk_hopper_kernel(
     gl.warp_specialize(
         [
             (_walker, (
-                y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs, ms,
-                weights, grown, full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh,
+                y_desc, y_ptr, z_ptr, d_ptr, enter_ptr, final_ptr, sums_ptr, units_ptr, xs, bs, cs,
+                ms, weights, grown, ys, full, empty, mfull, mempty, cu_ptr, L, H, P, NC, stride_dh,
                 stride_zb, stride_zl, stride_zh, stride_zp, SEGMENTS, PACKED, Q, N, STAGES, D,
-                HAS_Z, HAS_ENTER, DTYPE, ACC_Y, ACC_S, OUT, ROWS,
+                HAS_Z, HAS_ENTER, TMA_Y, DTYPE, ACC_Y, ACC_S, OUT, ROWS,
             )),
             (_masker, (
                 bs, cs, sums, steps, ms, weights, grown, full, mfull, mempty, d_ptr, sums_ptr,
@@ -384,6 +397,11 @@ def launch_walk_hopper(
     if enter is None and args.initial_states is not None:
         enter = args.initial_states
     dtype = gl.float16 if x.dtype == torch.float16 else gl.bfloat16
+    # A block of y must hold nothing of another head; memory that a user gives may begin anywhere.
+    by_tma = (
+        z is None and (d is None or d.dim() == 1) and not packed and args.head_dim % _ROWS == 0
+        and args.y.data_ptr() % 16 == 0
+    )  # fmt: skip
 
     def descriptor(t: torch.Tensor, shape: list[int], strides: list[int], block: list[int]) -> Any:
         kind = gl.float32 if t.dtype == torch.float32 else dtype
@@ -404,6 +422,7 @@ def launch_walk_hopper(
         tokens(args.C, args.groups * n, n),
         descriptor(sums, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
         descriptor(steps, [lines, CHUNK], [CHUNK, 1], [1, CHUNK]),
+        tokens(args.y if by_tma else x, heads * args.head_dim, _ROWS),
         args.y, x if z is None else z, sums if d is None else d, sums,
         sums if units is None else units,
         sums if enter is None else enter, args.final_states,
@@ -412,7 +431,8 @@ def launch_walk_hopper(
         0 if d is None else d.stride(0), *(x if z is None else z).stride(),
         SEGMENTS=segments, PACKED=packed, Q=CHUNK, N=n, STAGES=num_stages,
         D="none" if d is None else "head" if d.dim() == 1 else "full",
-        HAS_Z=z is not None, HAS_ENTER=enter is not None, REGISTERS=_REGISTERS,
+        HAS_Z=z is not None, HAS_ENTER=enter is not None, TMA_Y=by_tma,
+        REGISTERS=_REGISTERS,
         **_layouts(n, dtype),
         num_warps=4,
     )  # fmt: skip
