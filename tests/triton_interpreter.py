@@ -52,5 +52,7 @@ with interpreting():
     import_module("tilewright.ops.moe.triton_gemm")
     import_module("tilewright.ops.moe.triton_gemv")
     import_module("tilewright.ops.moe.triton_route")
+    import_module("tilewright.ops.moe.triton_scatter")
+    import_module("tilewright.ops.moe.triton_slots")
     import_module("tilewright.ops.ssd.triton_scan")
     import_module("tilewright.ops.ssd.triton_step")
