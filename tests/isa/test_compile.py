@@ -168,6 +168,7 @@ LAUNCHED = {
     "moe gfx90a": (replace(MIXTURE, arch="gfx90a"), "route moe"),
     "moe gfx1151": (replace(MIXTURE, arch="gfx1151"), "route moe"),
     "moe sm_90": (replace(MIXTURE, arch="sm_90"), "scatter moe_hopper"),
+    "moe sm_90 many": (replace(MIXTURE, arch="sm_90", m=4096), "route gather moe_hopper"),
     "moe sm_90 few": (replace(MIXTURE, arch="sm_90", m=64), "moe_slots"),
     "moe few": (replace(MIXTURE, arch="gfx942", m=8, tile=FEW), "moe_gemv"),
     "moe odd": (replace(MIXTURE, arch="gfx942", m=33), "route moe"),

@@ -20,7 +20,8 @@ which `plan` holds no empty tile: pieces are as even as the routing is.
 
 Fields of a tile ("hopper"): block_n 64 (4 warps multiply) or 128 (8 warps) rows of the weight,
 block_m rows of x, num_stages steps of 64 columns of x and w_stages of 128 of the weight in flight,
-w_warps that prepare the weight, 2 or 4, programs on a multiprocessor: 1, or 2 where block_n is 64.
+w_warps that prepare the weight, 2 or 4, programs on a multiprocessor: 1, or 2 with w_warps 2 where
+registers suffice (`gpu_space`).
 Limits: float16 and bfloat16; K a multiple of 128 for types with a plane of one bit.
 """
 
@@ -94,27 +95,17 @@ def _x_producer(
     x_desc, plan_ptr, xs, full, empty, tiles_n, steps, experts, BM: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One warp: x of every 64 columns, as buffers become free; JOINT, of two times 64 at once."""
-    JOINT: gl.constexpr = STAGES == xs.shape[0] // 2
+    """One warp: x of every 64 columns, as buffers become free."""
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for i in range(gl.program_id(0), gl.load(plan_ptr) * tiles_n, gl.num_programs(0)):
         _e, first, _count, _pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
-        if JOINT:
-            for k in range(0, 2 * here):
-                mbarrier.wait(empty.index(stage), phase)
-                bar = full.index(stage)
-                mbarrier.expect(bar, BM * 256)
-                tma_load(x_desc, [first, k * 128], bar, xs.index(2 * stage))
-                tma_load(x_desc, [first, k * 128 + 64], bar, xs.index(2 * stage + 1))
-                stage, phase = _next(stage, phase, STAGES)
-        else:
-            for k in range(0, 4 * here):
-                mbarrier.wait(empty.index(stage), phase)
-                bar = full.index(stage)
-                mbarrier.expect(bar, BM * 128)
-                tma_load(x_desc, [first, k * 64], bar, xs.index(stage))
-                stage, phase = _next(stage, phase, STAGES)
+        for k in range(0, 4 * here):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BM * 128)
+            tma_load(x_desc, [first, k * 64], bar, xs.index(stage))
+            stage, phase = _next(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -234,10 +225,8 @@ def _consumer(
     )
     PAIRS: gl.constexpr = pairs_layout(BN, WARPS)
     SUBS: gl.constexpr = 128 // SUB
-    JOINT: gl.constexpr = STAGES == 2 * W_STAGES
-    if not JOINT:
-        for i in gl.static_range(STAGES - 1):
-            mbarrier.arrive(x_empty.index(i), count=1)
+    for i in gl.static_range(STAGES - 1):
+        mbarrier.arrive(x_empty.index(i), count=1)
     for i in gl.static_range(W_STAGES - 1):
         mbarrier.arrive(w_empty.index(i), count=1)
     low_turns = turns_of(LOW, 0, PAIRS)
@@ -256,13 +245,8 @@ def _consumer(
             mbarrier.wait(w_full.index(w_stage), (it // W_STAGES) & 1)
             for half in gl.static_range(2):
                 x_it = 2 * it + half
-                stage = 2 * w_stage + half
-                if JOINT:
-                    if half == 1:  # true already: it keeps the second half's loads behind it
-                        mbarrier.wait(w_full.index(w_stage), (it // W_STAGES) & 1)
-                else:
-                    stage = x_it % STAGES
-                    mbarrier.wait(x_full.index(stage), (x_it // STAGES) & 1)
+                stage = x_it % STAGES
+                mbarrier.wait(x_full.index(stage), (x_it // STAGES) & 1)
                 x = xs.index(stage)
                 low = load_words(
                     lows.index(w_stage).slice(half * 2 * LOW, 2 * LOW, dim=1), LOW, PAIRS, WARPS
@@ -285,8 +269,7 @@ def _consumer(
                     acc = warpgroup_mma_wait(2, [acc])
                     if e == 1:
                         # All but two products are done: the buffers of the step before are read.
-                        if not JOINT:
-                            mbarrier.arrive(x_empty.index((x_it + STAGES - 1) % STAGES), count=1)
+                        mbarrier.arrive(x_empty.index((x_it + STAGES - 1) % STAGES), count=1)
                         if half == 0:
                             mbarrier.arrive(w_empty.index((it + W_STAGES - 1) % W_STAGES), count=1)
             it += 1
@@ -334,19 +317,15 @@ def _moe_hopper_kernel(
     if HIGH:
         highs = gl.allocate_shared_memory(gl.int32, [W_STAGES, BN, 4 * HIGH], high_desc.layout)
     ns = gl.allocate_shared_memory(gl.int32, [W_STAGES * SUBS, BN, COUNT], ROWS)
-    JOINT: gl.constexpr = STAGES == 2 * W_STAGES
+    x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     w_full = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
     w_empty = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = w_full
-    x_empty = w_empty
-    if not JOINT:
-        x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        x_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(STAGES):
-            mbarrier.init(x_full.index(i), count=1)
-            mbarrier.init(x_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(x_full.index(i), count=1)
+        mbarrier.init(x_empty.index(i), count=1)
     for i in gl.static_range(W_STAGES):
-        mbarrier.init(w_full.index(i), count=3 if JOINT else 2)  # words, scales, and x
+        mbarrier.init(w_full.index(i), count=2)  # the words, and the scales
         mbarrier.init(w_empty.index(i), count=1)
     fence_async_shared()
     tiles_n = (N + BN - 1) // BN
@@ -358,8 +337,7 @@ def _moe_hopper_kernel(
                 WARPS, STAGES, W_STAGES, DTYPE,
             )),
             (_x_producer, (
-                x_desc, plan_ptr, xs, x_full, x_empty, tiles_n, steps, experts, BM,
-                W_STAGES if JOINT else STAGES,
+                x_desc, plan_ptr, xs, x_full, x_empty, tiles_n, steps, experts, BM, STAGES,
             )),
             (_w_producer, (
                 low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb, stride_me,
