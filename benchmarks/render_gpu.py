@@ -78,26 +78,24 @@ def against_table(result: Mapping[str, Any], subject: str) -> str:
 
 
 def ladder_table(result: Mapping[str, Any], subject: str) -> str:
-    """Times of every rung by case, and what each is worth: against the one below it, and taken out
-    of the finished stack."""
+    """Times of every rung that changes a case, and what it is worth: against the one below it, and
+    taken out of the finished stack."""
     cases = [case for case in result["cases"] if case.get("cold")]
-    arms = list(dict.fromkeys(arm for case in cases for arm in case["arms"]))
-    header = [subject]
-    for case in cases:
-        header += [f"{case['id']}: us", "vs below", "left out"]
     rows = []
-    for rung in arms:
-        if rung.startswith("without "):
-            continue
-        cells = [rung]
-        for case in cases:
+    for case in cases:
+        name = case["id"]
+        for rung, row in case["arms"].items():
+            if rung.startswith("without ") or row["as"] != rung:
+                continue
             us = _us(case, "cold", rung)
-            time = f"{statistics.median(us):.1f}" if us else f"as {case['arms'][rung]['as']}"
-            cells.append("**wrong**" if rung in case["failed"] else time)
             below = [p for p in case["pairs"] if p["b"] == rung][-1:]
             left = [p for p in case["left"] if p["a"] == f"without {rung}"]
-            cells += [f"{p[0]['ratio']:.3f}x {p[0]['verdict']}" if p else "" for p in (below, left)]
-        rows.append(cells)
+            rows.append([
+                name, rung, f"{statistics.median(us):.1f}" if us else "**wrong**",
+                *(f"{p[0]['ratio']:.3f}x {p[0]['verdict']}" if p else "" for p in (below, left)),
+            ])  # fmt: skip
+            name = ""
+    header = [subject, "rung", "us", "vs below", "left out"]
     worst = max(
         (max(row["errors"]), f"{case['id']}, {arm}")
         for case in cases

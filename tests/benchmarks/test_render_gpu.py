@@ -264,9 +264,9 @@ def test_a_ladder_of_products_shows_rungs_and_what_they_are_worth_in_the_end(
     content = {**result("2030-01-01", case), "kind": "gpu-ladder", "title": "the second seed"}
     (tmp_path / "ladder.json").write_text(json.dumps(content))
     text = render.render("<!-- results:gpu-ladder -->\n<!-- /results -->\n", tmp_path)
-    assert "| the second seed | Q4_K-M512: us | vs below | left out |" in text
-    assert "| base | 200.0 |  |  |" in text
-    assert "| one | 100.0 | 2.000x DISJOINT | 1.500x FASTER |" in text
-    assert "| two | as one |  |  |" in text
-    assert "| three | **wrong** |  |  |" in text
+    assert "| the second seed | rung | us | vs below | left out |" in text
+    assert "| Q4_K-M512 | base | 200.0 |  |  |" in text
+    assert "|  | one | 100.0 | 2.000x DISJOINT | 1.500x FASTER |" in text
+    assert "two" not in text
+    assert "|  | three | **wrong** |  |  |" in text
     assert "Wrong results: 1; largest relative error 4.0e-03" in text
