@@ -51,7 +51,6 @@ def measure_model(
     probe: StateProbe,
     late: Callable[[], bool],
     keep: Callable[[dict[str, Any]], None],
-    quiet: Callable[[], None],
 ) -> bool:
     """Check a synthetic model, then time the tests.
 
@@ -60,7 +59,6 @@ def measure_model(
         probe: of the machine's state.
         late: whether no further block may begin.
         keep: is given what there is after the check and after every block.
-        quiet: waits until nothing else runs on the machine.
 
     Returns:
         Whether the model was right; a wrong one is not timed.
@@ -87,7 +85,6 @@ def measure_model(
         theirs = LlamaBench(args, path)
         ours = Ours(args, path)
         ready()
-        quiet()
         ours()
         for tests in run_blocks(
             {BASE: theirs, OURS: ours, _CONTROL: theirs}, args.blocks, args.seed, probe, late,

@@ -9,15 +9,16 @@
     cmake -B build -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DLLAMA_BUILD_TESTS=ON
     cmake --build build --target llama-bench test-backend-ops
 
-1. "model": both load the same file and run llama-bench's tests (`llama_models.py`). A synthetic
+1. "operators": products over the same blocks, rows and ids (`llama_operators.py`).
+2. "model": both load the same file and run llama-bench's tests (`llama_models.py`). A synthetic
    file is made on the device, and ours is checked first, as `gguf_models.py` does.
-2. "operators": products over the same blocks, rows and ids (`llama_operators.py`).
-3. "tool": what llama.cpp's own `test-backend-ops perf` says of the same products. It draws operands
-   of its own, so nothing is paired with it: it says that the arm of 2. is no slower than it should
+3. "tool": what llama.cpp's own `test-backend-ops perf` says of the products of 1. It draws operands
+   of its own, so nothing is paired with it: it says that the arm of 1. is no slower than it should
    be. Its rows of products with experts are one for each expert that a token meets.
 
 Verdicts are those of `tilewright.measure`; those of the products are Holm-adjusted over all of
-them. The result file is written after every block of a model and every product.
+them. The result file is written after every block of a model and every product. A part that fails
+is noted there, and the others go on.
 
 Exit codes: 0 every measured bar holds, 1 an error, 3 a wrong model, 4 a bar was missed.
 """
@@ -29,7 +30,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ from synthetic_gguf import SHAPES  # noqa: E402
 from tilewright.errors import MeasureError, TilewrightError  # noqa: E402
 from tilewright.measure import Comparison, StateProbe, adjust_family  # noqa: E402
 
-PARTS = ("model", "operators", "tool")
+PARTS = ("operators", "model", "tool")
 PROGRAMS = {"model": "llama-bench", "tool": "test-backend-ops"}
 PREFILL = {name: 2.5 if name == "Q6_K" else 3.0 for name in operators.TYPES}
 
@@ -82,6 +84,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--expert-tokens", default=_joined(operators.TOKENS))
     add("--experts", default=_joined((operators.EXPERTS, operators.USED, *operators.EXPERT_SHAPE)),
         help="how many, how many a token meets, N and K of each")  # fmt: skip
+    add("--tool-types", help="of what the tool times; default: of all products")
     add("--product-blocks", type=int, default=12, help="paired blocks of a product")
     add("--launches", type=int, help="of a graph of products, instead of its own")
     add("--seconds", type=float, default=float("inf"), help="begin nothing after so long")
@@ -164,7 +167,7 @@ class Run:
             "kernels": kernels_of(args.device), "ggml": None,
             "settings": {"seed": args.seed, "blocks": args.blocks,
                          "product_blocks": args.product_blocks},
-            "model": None, "cases": [], "tool": [], "bars": [],
+            "model": None, "cases": [], "tool": [], "failed": {}, "bars": [],
         }  # fmt: skip
 
     @property
@@ -205,26 +208,21 @@ def kernels_of(device: str) -> dict[str, str]:
     return {op: running(op, arch).kernel_hash for op in ("mmq", "moe")}
 
 
-def compile_products(args: argparse.Namespace) -> Callable[[], None]:
-    """Begin to launch every product once, in many processes: the compiler's cache is on disk. What
-    is returned waits for it."""
+def compile_products(args: argparse.Namespace) -> None:
+    """Launch every product once, in many processes: the compiler's cache is on disk."""
     jobs = [(case, args.device, args.seed) for case in args.cases if case.state == "warm"]
-    if args.device == "cpu" or not jobs or "operators" not in args.part:
-        return lambda: None
-    pool = multiprocessing.get_context("spawn").Pool(min(args.jobs, len(jobs)))
-    left = pool.map_async(operators.launch_once, jobs, chunksize=1)
-
-    def wait() -> None:
-        for why in filter(None, left.get()):
+    if args.device == "cpu" or not jobs:
+        return
+    with multiprocessing.get_context("spawn").Pool(min(args.jobs, len(jobs))) as pool:
+        for why in filter(None, pool.map(operators.launch_once, jobs, chunksize=1)):
             print(f"note: {why}", flush=True)
-        pool.terminate()
-
-    return wait
 
 
 def operators_part(run: Run) -> None:
     """Pair every product; one that fails is recorded, and the others go on."""
     args = run.args
+    compile_products(args)
+    print(f"compiled at {run.seconds:.0f} s", flush=True)
     device = "gpu" if args.device == "cuda" else "cpu"
     command = [sys.executable, _HERE / "ggml_peer.py", args.llama_bin, device]
     l2_bytes = run.result["origin"].get("gpu", {}).get("l2_bytes", 1 << 20)
@@ -266,14 +264,14 @@ def _line(record: dict[str, Any], found: Comparison | None) -> str:
 
 def tool_part(run: Run) -> None:
     """What test-backend-ops says of the products that it has, too."""
-    warm = {
-        (case.op, _ggml_name(case.type_name), str(case.M)): case.id
-        for case in run.args.cases
-        if case.state == "warm"
-    }
+    args = run.args
+    types = [case.type_name for case in args.cases]
+    wanted = args.tool_types.split(",") if args.tool_types else types
+    cases = [case for case in args.cases if case.state == "warm" and case.type_name in wanted]
+    warm = {(case.op, _ggml_name(case.type_name), str(case.M)): case.id for case in cases}
     found = llama_cpp.op_times(
-        run.args.llama_bin / "test-backend-ops", ("MUL_MAT", "MUL_MAT_ID"),
-        tool_pattern(run.args.cases), device="CPU" if run.args.device == "cpu" else None,
+        args.llama_bin / "test-backend-ops", ("MUL_MAT", "MUL_MAT_ID"), tool_pattern(cases),
+        device="CPU" if args.device == "cpu" else None,
     )  # fmt: skip
     rows = [
         {**row, "id": warm.get((row["op"], row["parameters"]["type_a"], row["parameters"]["n"]))}
@@ -336,6 +334,25 @@ def bars_of(result: dict[str, Any]) -> list[Bar]:
     return bars
 
 
+def run_part(run: Run, part: str) -> int:
+    """0, or an exit code; what goes wrong is noted in the result."""
+    try:
+        if part == "operators":
+            operators_part(run)
+        elif part == "tool":
+            tool_part(run)
+        elif not llama_models.measure_model(run.args, run.probe, run.late, run.keep_model):
+            print("error: our model is wrong; it was not timed", file=sys.stderr)
+            return 3
+    except Exception as error:
+        if not isinstance(error, TilewrightError):
+            traceback.print_exc()
+        run.result["failed"][part] = f"{type(error).__name__}: {error}"[:300]
+        print(f"error: part {part!r}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     try:
@@ -345,24 +362,16 @@ def main(words: Sequence[str] | None = None) -> int:
             from tilewright.measure import EventClock
 
             gpu = EventClock().device_id
-        ready = compile_products(args)
         run = Run(args, StateProbe(gpu=gpu))
-        if "model" in args.part and not llama_models.measure_model(
-            args, run.probe, run.late, run.keep_model, ready
-        ):
-            print("error: our model is wrong; nothing was timed", file=sys.stderr)
-            return 3
-        if "operators" in args.part:
-            ready()
-            operators_part(run)
-        if "tool" in args.part and not run.late():
-            tool_part(run)
-        path = run.write()
     except TilewrightError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    codes = [run_part(run, part) for part in PARTS if part in args.part and not run.late()]
+    path = run.write()
     bars = [bar for bar in bars_of(run.result) if bar.holds is not None]
     print(f"{bars_text(bars)}\n{path.name}, {run.result['seconds']} s")
+    if any(codes):
+        return max(codes)
     return 4 if any(bar.holds is False for bar in bars) else 0
 
 

@@ -210,7 +210,7 @@ def test_a_wrong_argument_is_a_usage_error(
 
 def test_parts_are_those_there_is_a_model_for(scripts: Any) -> None:
     assert versus(scripts).part == ["operators", "tool"]
-    assert versus(scripts, "--synthetic", "llama-3-8b").part == ["model", "operators", "tool"]
+    assert versus(scripts, "--synthetic", "llama-3-8b").part == ["operators", "model", "tool"]
     assert versus(scripts, "--part", "tool").part == ["tool"]
 
 
@@ -287,6 +287,39 @@ def test_a_product_that_cannot_run_does_not_end_the_others(
     assert other["failed"] == {}
     assert len(other["blocks"]) == 6
     assert "Q4_0-32x512-M9: failed" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_is_noted_and_the_others_stay(
+    scripts: Any, tmp_path: Path, ggml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for file in ggml.glob("*.so*"):
+        (folder / file.name).symlink_to(file)
+    program(folder / "test-backend-ops", "sys.exit('no device')")
+    words = ("--types", "Q8_0", "--rows", "9", "--expert-types", "", "--part", "tool")
+    code, result = products(scripts, tmp_path, folder, *words)
+    assert code == 1
+    assert "timed nothing (code 1): no device" in result["failed"]["tool"]
+    assert list(result["failed"]) == ["tool"]
+    assert len(result["cases"][0]["blocks"]) == 6
+    assert "error: part 'tool'" in capsys.readouterr().err
+
+
+def test_the_tool_stands_beside_the_products_it_was_asked_for(scripts: Any, tmp_path: Path) -> None:
+    body = f"print({SQL!r}); open(sys.argv[0] + '.argv', 'w').write(sys.argv[5])"
+    program(tmp_path / "test-backend-ops", body)
+    code = scripts("versus_llama_cpp").main([
+        "--llama-bin", str(tmp_path), "--device", "cpu", "--part", "tool", "--types", "Q4_0,Q6_K",
+        "--tool-types", "Q4_0", "--out", str(tmp_path), "--name", "x",
+    ])  # fmt: skip
+    (written,) = tmp_path.glob("*-x.json")
+    assert code == 0
+    (row,) = json.loads(written.read_text())["tool"]
+    assert (row["id"], row["us"]) == ("Q4_0-4096x14336-M1", 6943.42029)
+    asked = (tmp_path / "test-backend-ops.argv").read_text()
+    assert "type_a=q4_0" in asked
+    assert "q6_K" not in asked
 
 
 class FakePeer:
