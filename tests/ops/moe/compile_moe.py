@@ -16,6 +16,7 @@ import torch
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.formats.w4 import W4Codes
 from tilewright.isa.descriptors import wrong_descriptors_of
+from tilewright.isa.hazards import overwritten_operands
 from tilewright.layout.experts import GpuExperts, pack_gpu_experts, pack_gpu_experts_w4
 from tilewright.ops.cross import Compiled, cross_compile
 from tilewright.ops.moe.gpu import Routes, launch_products
@@ -65,7 +66,11 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
     logs = "".join(k.text("amdgcn") + k.log for k in kernels)
     spilled = re.findall(r"\.vgpr_spill_count:\s+(\d+)|(\d+) bytes spill stores", logs)
     return {
-        "error": "; ".join(str(found) for k in kernels for found in wrong_descriptors_of(k)),
+        "error": "; ".join(
+            str(found)
+            for k in kernels
+            for found in (*wrong_descriptors_of(k), *overwritten_operands(k))
+        ),
         "kernels": [k.name for k in kernels],
         "matrix": matrix.group() if matrix else "",
         "shared_bytes": kernel.metadata["shared"],

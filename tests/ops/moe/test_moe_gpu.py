@@ -113,6 +113,11 @@ def test_every_block_type_a_sub_block_a_column(name):
         held(Case("moe", name, dtype, 1, n, k, experts=3, top_k=2, routing="repeat"), tile)
 
 
+@pytest.mark.parametrize("flag", ["outliers", "strided", "transposed", "edge"])
+def test_a_sub_block_a_column_of_any_operands(flag):
+    held(Case("moe", "Q5_K", "float16", 2, 17, 256, 0, "float", (flag,), 3, 2, "even"), SLOTS)
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1"])
 @pytest.mark.parametrize("corruption", SPEC.corruptions)
 def test_a_corrupted_weight_of_few_slots_is_noticed(name, corruption):
