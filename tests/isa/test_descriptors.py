@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isa.compiling import HAS_TRITON, NO_TRITON, run_python
 from isa.test_hazards import listing
 from tilewright.isa.descriptors import WrongDescriptor, wrong_descriptors
 
@@ -78,3 +79,45 @@ def test_descriptors_of_something_else(name: str) -> None:
 def test_each_is_said_once() -> None:
     lines = [".L_x_1:", *WRONG["the base"], "@P0 BRA `(.L_x_1)"]
     assert len(wrong_descriptors(listing(*lines, *lines))) == 1
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=NO_TRITON)
+def test_a_kernel_that_was_wrong_on_an_h200_is_found() -> None:
+    """The scan with one head a program and four warps, whose rows 16 and on were wrong there. ptxas
+    12.9, in Triton 3.9, makes it right."""
+    code = """
+import re, subprocess
+from dataclasses import fields, replace
+from pathlib import Path
+
+import torch
+import triton
+
+from tilewright.isa.descriptors import wrong_descriptors_of
+from tilewright.ops.catalog import SPECS
+from tilewright.ops.cross import cross_compile
+from tilewright.ops.ssd.spec import operands
+from tilewright.ops.ssd.triton_scan import launch_scan, workspace_scan
+from tilewright.ops.workspace import Workspace
+from tilewright.tiles.tile import Tile
+
+spec = SPECS["ssd"]
+case = next(c for c in spec.cases if c.id == "p16-g1-M50-N96-K32-bf16")
+args = operands(spec.make_inputs(case, 0))
+tensors = {f.name: getattr(args, f.name) for f in fields(args)}
+args = replace(args, **{n: t.to("meta") for n, t in tensors.items() if isinstance(t, torch.Tensor)})
+for warps in (4, 8):
+    tile = Tile.of("fused", block=64, block_n=32, block_p=16, chunk=64, heads=1, num_stages=2,
+                   num_warps=warps)
+    space = Workspace(torch.empty(workspace_scan(args, tile)[0], device="meta"), None)
+    kernels = cross_compile(lambda: launch_scan(args, tile, space), "sm_90")
+    print(warps, [k.name for k in kernels if wrong_descriptors_of(k)])
+ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+said = subprocess.run([ptxas, "--version"], capture_output=True, text=True).stdout
+print(re.search(r"release (\\d+\\.\\d+)", said)[1])
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr[-2000:]
+    four, eight, version = done.stdout.splitlines()
+    assert eight == "8 []"
+    assert four == ("4 ['_output_kernel']" if version == "12.8" else "4 []")
