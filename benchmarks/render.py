@@ -22,7 +22,13 @@ from typing import Any
 _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE))
 
-from render_gpu import against_table, bars_table, gguf_model_table, ladder_table  # noqa: E402
+from render_gpu import (  # noqa: E402
+    against_table,
+    bars_table,
+    gguf_model_table,
+    ladder_table,
+    real_model_table,
+)
 from render_llama import subjects_of, versus_gpu_table  # noqa: E402
 from tables import markdown  # noqa: E402
 
@@ -309,6 +315,7 @@ _KINDS = {
     "gpu-ssd": _Kind(against_table, _measured_parts),
     "gpu-ladder": _Kind(ladder_table, lambda result: [result["title"]]),
     "gpu-gguf-model": _Kind(gguf_model_table, lambda result: [result["model"]["name"]]),
+    "gpu-quality": _Kind(real_model_table, _model_file),
     "gpu-versus-llama-cpp": _Kind(versus_gpu_table, subjects_of),
 }
 

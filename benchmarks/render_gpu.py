@@ -8,7 +8,13 @@ from typing import Any
 
 from tables import markdown
 
-__all__ = ["against_table", "bars_table", "gguf_model_table", "ladder_table"]
+__all__ = [
+    "against_table",
+    "bars_table",
+    "gguf_model_table",
+    "ladder_table",
+    "real_model_table",
+]
 
 _KEPT_FIGURES = {"gpu-mmq": "llama_cpp_us", "gpu-moe": "llama_cpp_us", "gpu-ssd": "mamba_ssm_us"}
 _PEERS = {"llama_cpp_us": "llama.cpp", "mamba_ssm_us": "mamba_ssm"}
@@ -244,3 +250,38 @@ def _claims(result: Mapping[str, Any]) -> list[tuple[str, str, str, str, str, bo
         cases = str(len(bar["cases"]))
         claims.append((bar["name"], cases, asked, mean, worst, bool(bar["holds"]), most))
     return claims
+
+
+def real_model_table(result: Mapping[str, Any], subject: str) -> str:
+    """Perplexity and greedy ids of a real model on a GPU, against float32."""
+    right = result["perplexity"]["transformers"]
+    header = ["dtype", "perplexity", "vs float32", "greedy ids identical", "first differences",
+              "next id the same, fed the reference's"]  # fmt: skip
+    rows = [["float32, transformers", f"{right['value']:.4f}", "", "", "", ""]]
+    for dtype, texts in result["greedy"].items():
+        score, fed = result["perplexity"][dtype], result["fed"][dtype]
+        parts = [
+            f"token {text['first_difference']} (gap {text['reference_gap']:.4f})"
+            for text in texts
+            if not text["identical"]
+        ]
+        whole = score["chunks"] == right["chunks"]
+        rows.append(
+            [
+                dtype,
+                f"{score['value']:.4f}",
+                f"{score['value'] / right['value'] - 1:+.3%}" if whole else "",
+                f"{len(texts) - len(parts)} of {len(texts)}",
+                ", ".join(parts) or "none",
+                f"{sum(one['same'] for one in fed)} of {sum(one['steps'] for one in fed)}",
+            ]
+        )
+    origin, settings = result["origin"], result["settings"]
+    note = (
+        f"`{subject}`, packed, on {origin['gpu'].get('name')}, {origin['date'][:10]}; "
+        f"{settings['chunks']} chunks of {settings['context']} tokens of {settings['text']}; "
+        f"prompts continued by {settings['new_tokens']} tokens; a gap is the distance of the "
+        f"reference's two best logits where the ids part. {result['stepped'][0].upper()}"
+        f"{result['stepped'][1:]}."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"

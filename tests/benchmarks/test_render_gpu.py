@@ -270,3 +270,23 @@ def test_a_ladder_of_products_shows_rungs_and_what_they_are_worth_in_the_end(
     assert "two" not in text
     assert "|  | three | **wrong** |  |  |" in text
     assert "Wrong results: 1; largest relative error 4.0e-03" in text
+
+
+def test_a_real_model_stands_against_float32(render: Any, tmp_path: Path) -> None:
+    score = {"value": 20.0, "chunks": 20}
+    part = {"identical": False, "ids": [], "first_difference": 7, "reference_gap": 0.0123}
+    fed = [{"steps": 64, "same": 64, "parted": []}, {"steps": 64, "same": 63, "parted": []}]
+    content = {
+        "kind": "gpu-quality", "model": {"file": "m.gguf"},
+        "origin": {"date": "2030-01-01", "gpu": {"name": "NVIDIA H200"}},
+        "settings": {"chunks": 20, "context": 512, "text": "t.txt", "new_tokens": 64},
+        "stepped": "a token is one CUDA graph",
+        "perplexity": {"transformers": score, "float16": {"value": 20.01, "chunks": 20}},
+        "greedy": {"float16": [{"identical": True, "ids": []}, part]}, "fed": {"float16": fed},
+    }  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-quality -->\n<!-- /results -->\n", tmp_path)
+    row = "| float16 | 20.0100 | +0.050% | 1 of 2 | token 7 (gap 0.0123) | 127 of 128 |"
+    assert row in text
+    assert "`m.gguf`, packed, on NVIDIA H200, 2030-01-01" in text
+    assert "A token is one CUDA graph." in text
