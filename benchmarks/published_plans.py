@@ -240,9 +240,9 @@ def _moe_notes(table: PublishedTable) -> tuple[str, ...]:
         f"tiles for Qwen3-30B-A3B's 128 experts, J by the rows of an expert, from "
         f"{_chips(table).note}",
         "translated: llama.cpp's integer tiles there, this package's float ones here, of as many "
-        "rows and warps; steps of 32 columns, loads ahead and bands of tiles are its own. Models "
-        "of other shapes get the default, which knows how many experts they have. Each tile was "
-        "gated with one of both types",
+        "rows and warps; steps of 32 columns, loads ahead and bands of tiles are its own. Each "
+        "tile was gated with one of both types",
+        "shapes that lie near get these tiles too, whatever their number of experts",
     )  # fmt: skip
 
 
