@@ -39,6 +39,10 @@ from tilewright.tune.tuner import Target, tune
 BUDGETS = {"mmq": 130.0, "moe": 60.0, "ssd": 45.0, "conv1d": 20.0}
 """Seconds of the tuner."""
 
+_LEAST_S = {"mmq": 1.8, "moe": 2.0, "ssd": 4.0, "conv1d": 5.0}
+"""What a problem takes at least, most of it its oracle: those that a budget cannot reach are not
+begun, and their tiles not compiled."""
+
 _REPORT_S = 5.0
 
 
@@ -119,7 +123,9 @@ def run(options: argparse.Namespace, keeper: Gatekeeper | None = None) -> list[T
         op: [one for one in wanted(op) if one.problem.M in (options.rows or (one.problem.M,))]
         for op in options.ops
     }
-    asked = {op: problems[: options.most or None] for op, problems in asked.items()}
+    for op, problems in asked.items():
+        reached = max(1, int(options.budget[op] / _LEAST_S[op]))
+        asked[op] = problems[: min(reached, options.most or reached)]
     lists: dict[Problem, tuple[Tile, ...]] = {}
     for op, problems in asked.items():
         space = spec_for(op, ARCH).space

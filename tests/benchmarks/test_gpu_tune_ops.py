@@ -263,6 +263,21 @@ def test_no_op_is_begun_after_the_limit(run: Any, capsys: pytest.CaptureFixture[
     assert "mmq: no time" in capsys.readouterr().out
 
 
+def test_what_a_budget_cannot_reach_is_not_compiled(
+    run: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Problem] = []
+
+    def note(jobs: Any, *_: Any) -> set[Any]:
+        compiled.extend(job.problem for job in jobs if job.tile)
+        return {(script("tuning").kind_of_problem(j.problem), j.tile) for j in jobs if j.tile}
+
+    monkeypatch.setattr(script("tune_ops"), "compiled", note)
+    (report,) = run(Machine(), "--ops", "mmq", "--budget", "mmq=3")
+    assert [p.problem for p in report.problems] == [SMALL["mmq"]]
+    assert set(compiled) == {SMALL["mmq"]}
+
+
 def test_rows_in_force_are_begun_with_and_stale_ones_left_out(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
