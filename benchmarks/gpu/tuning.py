@@ -57,6 +57,7 @@ def settings() -> Settings:
         finalists=2,
         least_slice_s=2.0,
         timing=Timing(rounds=2, blocks=10, cache="cold"),
+        keep_rows=True,
     )
 
 

@@ -88,6 +88,18 @@ def test_a_near_row_that_is_illegal_here_is_passed_over(folders: dict[str, Path]
     assert (choice.how, choice.tile) == ("near", t.wide(64))
 
 
+def test_near_a_row_that_keeps_its_default_a_problem_gets_its_own(folders: dict[str, Path]) -> None:
+    """The default of a quarter as many columns is another tile; the row says: defaults are best."""
+    space = replace(t.SPACE, default=lambda p: t.wide(32, 1) if p.N >= 1024 else t.wide(64))
+    t.put(folders["user"], t.row(t.wide(32, 1), N=1024))
+    exact, near = look(t.problem(N=1024), space), look(t.problem(N=512), space)
+    assert (exact.how, exact.tile) == ("exact", t.wide(32, 1))
+    assert (near.how, near.tile, near.row) == ("default", t.wide(64), None)
+    assert near.note.startswith("as in the row of toy")
+    t.put(folders["user"], t.row(t.wide(128), N=1024))
+    assert look(t.problem(N=512), space).tile == t.wide(128)
+
+
 def test_an_exact_row_beats_a_near_one_of_the_users_table(folders: dict[str, Path]) -> None:
     t.put(folders["user"], t.row(t.wide(64), N=512))
     t.put(folders["shipped"], t.row(t.wide(128)))

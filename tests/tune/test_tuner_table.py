@@ -14,7 +14,7 @@ from tilewright.errors import TileError, UnsupportedError
 from tilewright.tiles.table import forget, load_table, save_table
 from tilewright.tune.record import read_events
 from tilewright.tune.tuner import Progress, Target
-from tune.scripted_tuner import BEST, DEFAULT, a_table, chosen, cost, go, rejecting
+from tune.scripted_tuner import BEST, DEFAULT, HOT, a_table, chosen, cost, go, rejecting
 from tune.toy_op import ARCH, FLAT, Machine, ScriptedGate, problem
 
 
@@ -170,6 +170,16 @@ def test_a_kept_tile_alone_makes_no_table(table: Path) -> None:
     assert report.problems[0].status == "kept"
     assert report.problems[0].held is not None
     assert not table.exists()
+
+
+def test_a_kept_tile_gets_its_row_where_all_rows_are_wanted(table: Path) -> None:
+    machine = Machine(lambda tile: 10.0 if tile == DEFAULT else 50.0)
+    report = go(machine, settings=replace(HOT, keep_rows=True))
+    row = load_table(table).rows[0]
+    assert report.problems[0].status == "kept"
+    assert row == report.problems[0].row == report.problems[0].held
+    assert (row.tile, row.source, row.samples > 0) == (DEFAULT, "tuned", True)
+    assert chosen(problem()).how == "exact"
 
 
 def test_ops_of_different_files_share_a_header_and_a_users_op_does_not(

@@ -1,7 +1,8 @@
 """Which tile a problem gets: the tables of this machine, then those shipped, then the default.
 
 `lookup` answers in three steps, and its answer says which it was: a row of exactly this problem;
-the nearest row that holds for this arch; the default of the op's tile space. A row counts only if
+the nearest row that holds for this arch; the default of the op's tile space. Where the nearest row
+keeps the default of its own problem, a problem near it gets its own default. A row counts only if
 its table names this arch and was tuned on this many units, and only while the kernels, the
 compiler and the op are those under which it passed the gate; `tilewright tables validate --fix`
 verifies it anew when they have changed. A table of published rows that nobody measured here holds
@@ -322,11 +323,14 @@ def _look(
     for _, index in sorted(near):
         found = candidates[index]
         _check_row(found, space)
+        of = f"the row of {problem_text(found.row.problem)} in {found.file.name}"
+        if found.row.tile == space.default(found.row.problem):
+            # Nothing was better there than the default, which knows this problem's own sizes.
+            return _default(problem, space, _one_line([f"as in {of}", *notes]))
         try:
             space.check(found.row.tile, problem)
         except TileError:
             continue  # legal where it was tuned, not here: then it is not near
-        of = f"the row of {problem_text(found.row.problem)} in {found.file.name}"
         return Choice(found.row.tile, "near", found.row, _one_line([of, *notes]), found.file)
     return _default(problem, space, note)
 

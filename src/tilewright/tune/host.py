@@ -61,6 +61,8 @@ class Settings:
         timing: how samples are taken.
         allow: candidates for which it is False are not tried.
         planted: verify each op's planted wrong tiles before anything is timed.
+        keep_rows: write a row for the tile in use too, where none was faster for certain: a table
+            to ship then says all that was measured. Else only where a row nearby would hide it.
     """
 
     batch: int = 6
@@ -69,6 +71,7 @@ class Settings:
     timing: Timing = Timing()
     allow: Callable[[Tile], bool] = leaves_threads
     planted: bool = True
+    keep_rows: bool = False
 
 
 @dataclass

@@ -322,7 +322,7 @@ class Run:
         return state_probe(self.clock)
 
     def _hold(self, problems: Sequence[ProblemReport]) -> None:
-        """Give tiles that stay in use a row where a row near them would take their place."""
+        """Give tiles that stay in use a row, where one near would hide them or all are wanted."""
         for problem in problems:
             held = problem.held
             if held is None or problem.row is not None:
@@ -330,7 +330,9 @@ class Run:
             known = self.table.row(held.problem)
             if known is not None:
                 problem.row = held if known == held else None
-            elif any(is_near(held.problem, row) for row in self.table.rows):
+            elif self.settings.keep_rows or any(
+                is_near(held.problem, row) for row in self.table.rows
+            ):
                 problem.row = held
                 self.put(held)
 
