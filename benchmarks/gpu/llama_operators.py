@@ -45,7 +45,7 @@ WRONG = {BASE: 0.05, OURS: 0.02}
 _FEW = 8  # rows up to which weights outweigh all else, and their place matters
 _PERIOD, _EXPERT_PERIOD = 256, 4  # rows, and experts, after which a weight repeats
 _ROTATION, _L2_FACTOR = 24, 4
-_FLOPS, _LEAST, _MOST = 100e9, 16, 256  # of a graph: test-backend-ops' share, within limits
+_FLOPS, _LEAST, _MOST = 100e9, 16, 128  # of a graph: test-backend-ops' share, within limits
 _COMPUTATIONS = 3  # of a graph in a sample
 
 
@@ -350,7 +350,7 @@ def pair(
             return record, None
         (found,) = compare_many(
             theirs, {OURS: ours}, baseline_name=BASE, blocks=blocks, clock=ReportedClock(0.05),
-            plan=SamplePlan(1, 1), seed=seed, warm_up_us=3e5, probe=probe,
+            plan=SamplePlan(1, 1), seed=seed, warm_up_us=1e5, probe=probe,
             post_check=lambda: errors("error_after") or True,
         ).values()  # fmt: skip
     record["blocks"] = [block.to_dict() for block in found.blocks]
