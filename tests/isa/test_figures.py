@@ -58,6 +58,19 @@ def test_pairs_are_those_of_the_steps_that_the_matrix_instructions_multiply() ->
     assert (of(32, 160).k_step, of(32, 160).valu_per_pair) == (128, 5.0)
 
 
+def test_rows_that_are_not_there_are_no_steps() -> None:
+    # A WMMA multiplies 16 rows of x, where the tile has one: 16 x 64 x 32 a step in 2 of each warp.
+    one = TileSpace(
+        SPACE.name,
+        SPACE.fields,
+        (),
+        SPACE.default,
+        lambda tile: {"M": (1,), "N": (64,), "K": (32,)},
+    )
+    found = figures(compiled(2, 40), TILE, one)
+    assert (found.k_step, found.valu_per_pair) == (32, 5.0)
+
+
 def test_sums_beside_the_product_are_no_steps() -> None:
     assert (of(12, 40).k_step, of(12, 40).valu_per_pair) == (32, 5.0)
 

@@ -8,6 +8,7 @@ once, as it is issued. Counts are static: an instruction behind a branch inside 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ __all__ = [
     "Loop",
     "count",
     "inner_loop",
+    "least_rows",
     "loops",
     "matrix_macs",
     "parse",
@@ -218,10 +220,23 @@ def matrix_macs(body: Sequence[Instruction]) -> int:
     return sum(_macs(instruction.mnemonic) for instruction in body)
 
 
+def least_rows(body: Sequence[Instruction]) -> int:
+    """Rows of x that a matrix instruction multiplies at least, the shorter side of its product,
+    however few there are; 1 without one.
+    """
+    shapes = (_shape(instruction.mnemonic) for instruction in body)
+    return min((min(m, n) for m, n, _ in filter(None, shapes)), default=1)
+
+
 def _macs(mnemonic: str) -> int:
+    shape = _shape(mnemonic)
+    return math.prod(shape) // (4 if "GMMA" in mnemonic else 1) if shape else 0
+
+
+def _shape(mnemonic: str) -> tuple[int, int, int] | None:
+    """M, N and K of a matrix instruction; None of another, or where its name does not tell."""
     if shape := re.match(r"(?:v_\w+?_|[HIQ]GMMA\.)(?:\w+?_)?(\d+)x(\d+)x(\d+)", mnemonic):
-        m, n, k = (int(number) for number in shape.groups())
-        return m * n * k // (4 if "GMMA" in mnemonic else 1)
+        return int(shape[1]), int(shape[2]), int(shape[3])
     if shape := re.match(r"[HI]MMA\.(16)(8)(\d+)", mnemonic):
-        return 16 * 8 * int(shape[3])
-    return 0
+        return 16, 8, int(shape[3])
+    return None

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tilewright.isa.count import Instruction, count, inner_loop, matrix_macs, parse, vendor_of
+from tilewright.isa.count import (
+    Instruction,
+    count,
+    inner_loop,
+    least_rows,
+    matrix_macs,
+    parse,
+    vendor_of,
+)
 from tilewright.isa.descriptors import wrong_descriptors
 from tilewright.isa.hazards import overwritten
 from tilewright.isa.resources import Resources, resources
@@ -82,6 +90,7 @@ def figures(compiled: Compiled, tile: Tile, space: TileSpace | None = None) -> F
     extents = space.extents(tile) if space is not None and space.extents is not None else {}
     if loop is not None and all(extents.get(d) for d in "MNK"):
         m, n, k = (min(extents[d]) for d in "MNK")
+        m = max(m, least_rows(body))  # rows that are not there are multiplied too
         k_step = _k_step(matrix_macs(body) * warps // (m * n), k)
         pairs, lanes = k_step * n / 2, warps * warp_size(compiled.arch)
         per_pair = {what: round(counts[what] * lanes / pairs, 2) for what in per_pair}
