@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,24 @@ def test_one_case_does_not_fail_the_next(body: str, reason: str, tmp_path: Path)
     assert [row.passed for row in report.rows] == [True, False, True]
     assert report.rows[1].reason == reason
     assert report.rows[1].case == load_spec(source).cases[1].id
+
+
+def test_a_process_whose_fault_left_no_verdict_runs_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Callable[[Any], bool]] = []
+
+    def none(*_: Any, spent: Callable[[Any], bool], **__: Any) -> Iterator[Any]:
+        asked.append(spent)
+        return iter(())
+
+    monkeypatch.setattr("tilewright.tune.verify_apart.apart", none)
+    verify_apart({"conv1d": SPECS["conv1d"].cases[:1]}, jobs=1)
+    prove_apart("conv1d", jobs=1)
+    for spent in asked:
+        assert spent(Died("AcceleratorError: CUDA error: an illegal memory access"))
+        assert not spent(Died("GateError: no operands"))
+    assert len(asked) == 2
 
 
 def test_ctrl_c_gives_the_rows_that_are_there() -> None:

@@ -71,7 +71,7 @@ def verify_apart(
     try:
         for index, row in apart(
             _verify_one, tasks, jobs=jobs, threads=threads,
-            spent=lambda row: isinstance(row, VerifyRow) and _faulted(row.reason),
+            spent=lambda row: _faulted(row.reason),
         ):  # fmt: skip
             if isinstance(row, Died):
                 source, case, _ = tasks[index]
@@ -151,7 +151,7 @@ def _is_spent(result: Any) -> bool:
     """Whether a tile left its process in a state that is nobody's to trust: its faults stay, and
     so does what it wrote outside its output."""
     if isinstance(result, Died):
-        return False
+        return _faulted(result.reason)
     verdict: GateResult = result[0]
     return _faulted(verdict.reason) or verdict.check == "guard-bands"
 
