@@ -14,7 +14,14 @@ from tilewright.device import Device, cpu_device
 from tilewright.ops.catalog import SPECS, spec_for
 from tilewright.ops.choose import choose_tile, running
 from tilewright.tiles import local
-from tilewright.tiles.table import TableRow, TileTable, forget, load_table, save_table
+from tilewright.tiles.table import (
+    TableRow,
+    TileTable,
+    forget,
+    load_table,
+    save_table,
+    shipped_folder,
+)
 from tilewright.tiles.tile import Problem, Tile
 from tilewright.tune.record import Record
 from tilewright.tune.refresh import new_header
@@ -59,6 +66,20 @@ def test_show_says_what_is_in_force(table: Path) -> None:
     assert "dot(threads=0, unroll=2)" in result.stdout
     assert "in force" in result.stdout
     assert choose_tile(PROBLEM, SPECS["mmq"].space()).how == "exact"  # type: ignore[misc]
+
+
+def test_show_of_another_arch_shows_the_tables_that_ship() -> None:
+    result = invoke("show", "--arch", "sm_90", "-t", "1")
+    assert result.exit_code == 0, result.output
+    assert str(shipped_folder() / "sm_90.json") in result.stdout
+    assert ARCH not in result.stdout
+
+    none = invoke("show", "--arch", "sm_1", "-t", "1")
+    assert none.exit_code == 1
+    assert "there is no tile table for sm_1" in none.output
+    both = invoke("show", str(shipped_folder() / "sm_90.json"), "--arch", "sm_90")
+    assert both.exit_code == 2
+    assert "give tables or --arch, not both" in both.output
 
 
 def test_show_as_json_holds_the_rows(table: Path) -> None:

@@ -22,6 +22,7 @@ _TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "tables",
     epilog=epilog(
         "tilewright tables show",
+        "tilewright tables show --arch sm_90",
         "tilewright tables validate --fix",
         "tilewright tables diff before.json after.json -o md",
         "tilewright tables export --t4 results.json",
@@ -33,6 +34,7 @@ def tables() -> None:
 
 @tables.command("show")
 @click.argument("files", type=_TABLE, nargs=-1, metavar="[TABLE]...")
+@click.option("--arch", help="The tables of another arch, such as sm_90.")
 @click.option(
     "-o",
     "--output",
@@ -42,13 +44,15 @@ def tables() -> None:
     help="Form of the result.",
 )
 @threads_option
-def show_command(files: Sequence[Path], output: str, threads: int | None) -> None:
+def show_command(files: Sequence[Path], arch: str | None, output: str, threads: int | None) -> None:
     """The rows of TABLEs, or of those in use here, each with whether it is in force and why not."""
+    if files and arch is not None:
+        raise click.UsageError("give tables or --arch, not both")
     set_threads(threads)
     from tilewright.report.tables import show_table
     from tilewright.tiles.table import load_table
 
-    for path in _chosen(files):
+    for path in _chosen(files, None if arch is None else [arch]):
         table = load_table(path)
         show(show_table(str(path), table, [_state(table, row) for row in table.rows]), output)
 
@@ -147,15 +151,15 @@ def export_command(t4: Path, log: Path | None, run: int | None) -> None:
 _IN_FORCE = "in force"
 
 
-def _chosen(files: Sequence[Path]) -> Sequence[Path]:
-    """The files that were named, else those that lookup considers here."""
+def _chosen(files: Sequence[Path], archs: Sequence[str] | None = None) -> Sequence[Path]:
+    """The files that were named, else those that lookup considers for archs, or here."""
     from tilewright.errors import TilewrightError
     from tilewright.tiles.local import local_archs
     from tilewright.tiles.table import table_files, user_folder
 
     if files:
         return files
-    archs = local_archs()
+    archs = local_archs() if archs is None else archs
     found = list(dict.fromkeys(file for arch in archs for file in table_files(arch)))
     if not found:
         raise TilewrightError(
