@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.ops.w4a16.custom_op import tile_from_text, tile_text
+from tilewright.ops.w4a16.custom_op import detached, tile_from_text, tile_text
 from tilewright.tiles.tile import Tile
 
 __all__ = ["conv_compiled", "conv_step_compiled"]
@@ -73,8 +73,9 @@ def conv_compiled(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`tilewright.ops.conv1d.op.causal_conv1d` as the compiler traces it: the same arguments."""
     y, states = torch.ops.tilewright.causal_conv1d(
-        x, weight, bias, activation or "", initial_states, cu_seqlens, tile_text(tile)
-    )
+        detached(x), detached(weight), detached(bias), activation or "", detached(initial_states),
+        cu_seqlens, tile_text(tile),
+    )  # fmt: skip
     return y, states
 
 
@@ -85,6 +86,6 @@ def conv_step_compiled(
     """`tilewright.ops.conv1d.op.causal_conv1d_step` as the compiler traces it: the same
     arguments."""
     y: torch.Tensor = torch.ops.tilewright.causal_conv1d_step(
-        state, x, weight, bias, activation or ""
+        detached(state), detached(x), detached(weight), detached(bias), activation or ""
     )
     return y

@@ -8,7 +8,7 @@ import torch
 
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.cpu import PackedBlocks
-from tilewright.ops.w4a16.custom_op import tile_from_text, tile_text
+from tilewright.ops.w4a16.custom_op import detached, tile_from_text, tile_text
 from tilewright.tiles.tile import Tile
 
 __all__ = ["mmq_compiled"]
@@ -64,7 +64,7 @@ def mmq_compiled(
     else:
         parts = (weight.low, weight.high, weight.scales, weight.minimums, weight.sub_scales)
     made: torch.Tensor = torch.ops.tilewright.mmq(
-        x, *parts, bias, weight.type_name, weight.N, weight.K, activations, tile_text(tile),
-        threads or 0,
+        detached(x), *parts, detached(bias), weight.type_name, weight.N, weight.K, activations,
+        tile_text(tile), threads or 0,
     )  # fmt: skip
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.ops.w4a16.custom_op import tile_from_text, tile_text
+from tilewright.ops.w4a16.custom_op import detached, tile_from_text, tile_text
 from tilewright.tiles.tile import Tile
 
 __all__ = ["scan_compiled", "step_compiled"]
@@ -116,8 +116,8 @@ def scan_compiled(
     if out is not None:  # copying to it would broadcast and cast
         check_out("ssd_scan", out, x)
     y, states = torch.ops.tilewright.ssd_scan(
-        x, dt, A, B, C, D, z, dt_bias, dt_softplus, float(dt_limit[0]), float(dt_limit[1]),
-        initial_states, cu_seqlens, chunk or 0, tile_text(tile),
+        *map(detached, (x, dt, A, B, C, D, z, dt_bias)), dt_softplus, float(dt_limit[0]),
+        float(dt_limit[1]), detached(initial_states), cu_seqlens, chunk or 0, tile_text(tile),
     )  # fmt: skip
     if out is None:
         return y, states
@@ -132,7 +132,7 @@ def step_compiled(
 ) -> torch.Tensor:  # fmt: skip
     """`tilewright.ops.ssd.op.ssd_step` as the compiler traces it: the same arguments."""
     y: torch.Tensor = torch.ops.tilewright.ssd_step(
-        state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, float(dt_limit[0]), float(dt_limit[1]),
-        state_indices,
+        *map(detached, (state, x, dt, A, B, C, D, z, dt_bias)), dt_softplus, float(dt_limit[0]),
+        float(dt_limit[1]), state_indices,
     )  # fmt: skip
     return y

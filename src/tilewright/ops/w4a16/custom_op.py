@@ -12,7 +12,7 @@ from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
 from tilewright.tiles.tile import Tile
 
-__all__ = ["tile_from_text", "tile_text", "w4a16_compiled"]
+__all__ = ["detached", "tile_from_text", "tile_text", "w4a16_compiled"]
 
 
 @torch.library.custom_op("tilewright::w4a16", mutates_args=())
@@ -52,6 +52,12 @@ def _(x, words, scales, zeros, perm, bias, family, n, k, group_size, activations
     return x.new_empty(*x.shape[:-1], n)
 
 
+def detached(given: Any) -> Any:
+    """A tensor without its gradient, as the ops take theirs: a compiler that met one would look for
+    a derivative, and there is none. What is no tensor stays as it is, for the op to judge."""
+    return given.detach() if isinstance(given, torch.Tensor) else given
+
+
 def tile_text(tile: Tile | None) -> str:
     """A tile as one "name=value" a line, which the compiler's tracer can write; "" for None."""
     return "" if tile is None else "\n".join([f"{name}={value!r}" for name, value in tile.fields])
@@ -78,7 +84,7 @@ def w4a16_compiled(
         family = "hopper" if isinstance(weight, HopperW4) else weight.order
         words = weight.words
     made: torch.Tensor = torch.ops.tilewright.w4a16(
-        x, words, weight.scales, weight.zeros, weight.perm, bias, family, weight.N, weight.K,
-        weight.group_size, activations, tile_text(tile), threads or 0,
+        detached(x), words, weight.scales, weight.zeros, weight.perm, detached(bias), family,
+        weight.N, weight.K, weight.group_size, activations, tile_text(tile), threads or 0,
     )  # fmt: skip
     return made
