@@ -23,8 +23,8 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_LEAST", 1 << 10)
 
 
-@pytest.mark.parametrize("m", [1, 3, 64, 1001])
-@pytest.mark.parametrize("n", [1, 7, 64, 1001])
+@pytest.mark.parametrize("m", [0, 1, 3, 64, 1001])
+@pytest.mark.parametrize("n", [0, 1, 7, 64, 1001])
 @pytest.mark.usefixtures("always")
 def test_pieces_of_the_larger_are_joined_in_order(m: int, n: int) -> None:
     whole = np.random.default_rng(0).standard_normal((m, n))

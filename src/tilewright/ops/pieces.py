@@ -33,7 +33,7 @@ def in_pieces(m: int, n: int, k: int, work: Callable[[slice, slice], F64]) -> F6
     """
     size, axis = (m, 0) if m > n else (n, 1)
     pieces = max(1, min(4 * THREADS, size * k // _LEAST))
-    step = -(-size // pieces)
+    step = max(1, -(-size // pieces))
     cuts = [slice(at, min(at + step, size)) for at in range(0, size, step)]
     if len(cuts) < 2:
         return work(slice(0, m), slice(0, n))

@@ -23,7 +23,14 @@ SPEC = spec_for("w4a16", INTERPRETER)
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 24576, 4096), (16, 24576, 4096), (512, 4096, 12288), (8192, 51200, 5120)]
+    ("m", "n", "k"),
+    [
+        (0, 24576, 4096),
+        (1, 24576, 4096),
+        (16, 24576, 4096),
+        (512, 4096, 12288),
+        (8192, 51200, 5120),
+    ],
 )
 def test_large_results_are_judged_at_both_ends_and_between(m: int, n: int, k: int) -> None:
     columns = judged_columns(m, n, k)
@@ -39,6 +46,12 @@ def test_large_results_are_judged_at_both_ends_and_between(m: int, n: int, k: in
 def test_small_results_are_judged_whole() -> None:
     assert judged_columns(64, 4096, 4096) is None
     assert judged_columns(1, 31, 132) is None
+
+
+def test_no_row_is_judged_too() -> None:
+    inputs = SPEC.make_inputs(Case("w4a16", "uint4", "float16", 0, 33, 128, 64), 0)
+    ref = SPEC.reference(inputs)
+    assert ref.shape == SPEC.error_model(inputs, ref).sigma.shape == (0, 33)
 
 
 def test_a_result_that_is_judged_in_part_is_right_and_a_wrong_one_is_seen() -> None:

@@ -75,7 +75,7 @@ def judged_columns(m: int, n: int, k: int) -> npt.NDArray[np.int64] | None:
 
     The first and the last 64 are among them; the others are drawn, the same in every process.
     """
-    most = min(_MOST_OUTPUTS // m, _MOST_VALUES // k)
+    most = min(_MOST_OUTPUTS // max(m, 1), _MOST_VALUES // k)
     most = max(2 * 8, most // _PIECE) * _PIECE
     if n <= most:
         return None
