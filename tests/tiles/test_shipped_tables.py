@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from isa.compiling import HAS_TRITON, NO_TRITON, Job, run_jobs
 from tilewright.device import cpu_device
 from tilewright.isa.compile import space_for
 from tilewright.ops.catalog import spec_for
@@ -264,31 +265,34 @@ def test_the_published_choice_is_what_the_ladder_says(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not HAS_TRITON, reason=NO_TRITON)
 @published
 def test_a_sample_compiles_without_spills(name: str) -> None:
-    pytest.importorskip("triton")
-    from tilewright.isa.compile import compile_tile
-    from tilewright.isa.resources import resources
-
     table = read(shipped_folder() / name)
     kinds = sorted({_kind(row) for row in table.rows})
     wanted = {kind for op in OPS for kind in _some([k for k in kinds if k[0] == op])}
-    seen = set()
+    jobs, seen = {}, set()
     for row in table.rows:
         key = _kind(row)
         if key not in wanted or key in seen:
             continue
         seen.add(key)
+        p = row.problem
+        n, k = (p.N, p.K) if p.op == "ssd" else (1024, 1024)
         for arch in table.header.valid_for:
-            problem = replace(row.problem, arch=arch)
-            if problem.op != "ssd":
-                problem = replace(problem, N=1024, K=1024)
-            for kernel in compile_tile(problem.op, problem, row.tile):
-                found = resources(kernel)
-                assert not found.spills
-                assert not found.scratch_bytes
-                assert found.programs is None or found.programs >= 1
+            jobs[f"{key} {arch}"] = Job(
+                arch, str(row.tile), p.act_dtype, p.weight_type, p.M, n, k, p.group, p.op,
+                p.activations,
+            )  # fmt: skip
     assert seen == wanted
+    for job, entry in run_jobs(jobs).items():
+        assert not entry["error"], job
+        assert entry["kernels"], job
+        for kernel in entry["kernels"]:
+            found = kernel["resources"]
+            assert not found["spills"], job
+            assert not found["scratch_bytes"], job
+            assert found["programs"] is None or found["programs"] >= 1, job
 
 
 def _kind(row: TableRow) -> tuple[str, str, str, str]:
