@@ -8,7 +8,6 @@ with the tile in use, and writes a row when one is faster for certain.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +17,13 @@ from dataclasses import dataclass, replace
 from tilewright.ops.catalog import spec_for
 from tilewright.ops.contract import Case, OpSpec
 from tilewright.tiles.tile import Problem, Tile
+from tilewright.tune.apart import Died, apart
 from tilewright.tune.gate import gate
 from tilewright.tune.host import Progress, Settings
 from tilewright.tune.outcome import problem_case
 from tilewright.tune.result import TuneReport
 from tilewright.tune.rounds import Timing
+from tilewright.tune.verify_apart import faulted
 
 __all__ = [
     "Job",
@@ -132,23 +133,28 @@ def one_thread_each() -> Iterator[None]:
 def compiled(jobs: Sequence[Job], processes: int, limit_s: float) -> set[tuple[Kind, Tile]]:
     """Fill Triton's cache: the tiles, by kind, that passed on small products in time.
 
-    Prints a right tile that did not pass, and a planted one that did.
+    A tile after which the GPU's driver reports faults, or that ends its process, takes no other
+    tile with it. Prints a right tile that did not pass, and a planted one that did.
     """
     began = time.perf_counter()
     right: set[tuple[Kind, Tile]] = set()
     done = 0
-    with one_thread_each(), multiprocessing.get_context("spawn").Pool(processes) as pool:
-        found = pool.imap_unordered(warm, jobs)
-        try:
-            for _ in jobs:
-                job, good, text = found.next(max(0.1, limit_s - (time.perf_counter() - began)))
-                done += 1
-                if good and job.tile is not None:
-                    right.add((kind_of_problem(job.problem), job.tile))
-                if not good:
-                    print(f"NOT AS IT SHOULD BE: {text[:400]}", flush=True)
-        except multiprocessing.TimeoutError:
-            print("compiling took too long; the tuner goes on with what there is")
+    tasks = [(job,) for job in jobs]
+    with one_thread_each():
+        for at, found in apart(
+            warm, tasks, jobs=processes, limit_s=max(0.1, limit_s),
+            spent=lambda found: faulted(found.reason if isinstance(found, Died) else found[2]),
+        ):  # fmt: skip
+            job, done = jobs[at], done + 1
+            good, text = False, f"{job.tile or f'planted tile {job.planted}'}: {found}"
+            if not isinstance(found, Died):
+                _, good, text = found
+            if good and job.tile is not None:
+                right.add((kind_of_problem(job.problem), job.tile))
+            if not good:
+                print(f"NOT AS IT SHOULD BE: {text[:400]}", flush=True)
+    if done < len(jobs):
+        print("compiling took too long; the tuner goes on with what there is")
     seconds = time.perf_counter() - began
     print(f"{done} of {len(jobs)} compiled, {len(right)} right, in {seconds:.0f} s", flush=True)
     return right

@@ -24,6 +24,7 @@ from tilewright.ops.choose import running_of
 from tilewright.ops.contract import Inputs, OpSpec
 from tilewright.tiles.table import forget, load_table, save_table
 from tilewright.tiles.tile import Problem, Tile, m_bucket
+from tilewright.tune.apart import Died
 from tilewright.tune.outcome import Outcome, PlantedOutcome
 from tilewright.tune.refresh import stale_rows
 from tilewright.tune.rounds import Timing
@@ -130,6 +131,32 @@ def test_warming_wants_planted_tiles_rejected(script: Any, op: str) -> None:
     assert good, text
     assert text.startswith("planted: ")
     assert "rejected by" in text
+
+
+def test_a_tile_that_ends_its_process_takes_no_other_with_it(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuning = script("tuning")
+    space = spec_for("mmq", INTERPRETER).space()
+    tiles = space.candidates(SMALL["mmq"])[:3]
+    jobs = [tuning.Job(SMALL["mmq"], planted=0), *(tuning.Job(SMALL["mmq"], t) for t in tiles)]
+    fault = (jobs[2], False, "x rejected by 'launch': AcceleratorError: CUDA error: an illegal one")
+
+    def apart(function: Any, tasks: Any, *, spent: Any, **_: Any) -> Iterator[tuple[int, Any]]:
+        right = (jobs[1], True, "it passed")
+        assert [spent(r) for r in (right, fault, Died("exit code 7"))] == [False, True, False]
+        assert (function, tasks) == (tuning.warm, [(job,) for job in jobs])
+        yield from ((1, right), (2, fault), (0, Died("its process ended with SIGSEGV")))
+
+    monkeypatch.setattr(tuning, "apart", apart)
+    assert tuning.compiled(jobs, 2, 60.0) == {(tuning.kind_of_problem(SMALL["mmq"]), tiles[0])}
+    said = capsys.readouterr().out
+    assert "NOT AS IT SHOULD BE: x rejected by 'launch'" in said
+    assert (
+        "NOT AS IT SHOULD BE: planted tile 0: Died(reason='its process ended with SIGSEGV')" in said
+    )
+    assert "compiling took too long" in said
+    assert "3 of 4 compiled, 1 right" in said
 
 
 class Machine:

@@ -73,6 +73,12 @@ def test_whoever_stops_early_ends_the_processes() -> None:
         os.kill(pid, 0)
 
 
+def test_no_result_is_waited_for_beyond_the_limit() -> None:
+    start = time.monotonic()
+    assert list(apart(does, [("waits", 0), ("waits", 1)], jobs=2, limit_s=0.2)) == []
+    assert time.monotonic() - start < 30
+
+
 def bare(row: VerifyRow) -> VerifyRow:
     return replace(row, seconds=0.0)
 

@@ -9,6 +9,7 @@ is started anew, and the other tasks never notice.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -61,8 +62,12 @@ class _Worker:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             return Died(f"its process ended with {how}"), False
 
-    def end(self) -> None:
+    def stop(self) -> None:
+        """Have it end, without waiting for that."""
         self._process.terminate()
+
+    def end(self) -> None:
+        self.stop()
         self._process.join(_END_S)
         if self._process.is_alive():
             self._process.kill()
@@ -77,6 +82,7 @@ def apart(
     jobs: int,
     threads: int = 1,
     spent: Callable[[Any], bool] | None = None,
+    limit_s: float | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Call a function with the arguments of every task, in processes of their own.
 
@@ -86,11 +92,14 @@ def apart(
         jobs: the most processes at a time.
         threads: torch's, of each process.
         spent: of a result, whether its process should run no other task.
+        limit_s: seconds from the first process on after which no result is waited for: tasks that
+            have none by then are left out.
 
     Yields:
         (index of the task, its result or `Died`), as they come. A caller that stops early, by an
         exception or KeyboardInterrupt, ends the processes.
     """
+    began = time.monotonic()
     left = iter(range(len(tasks)))
     workers: dict[Connection, _Worker] = {}
 
@@ -109,7 +118,11 @@ def apart(
         for _ in range(min(jobs, len(tasks))):
             next_for(None)
         while workers:
-            for ready in wait(list(workers)):
+            left_s = None if limit_s is None else max(0.0, limit_s - (time.monotonic() - began))
+            answers = wait(list(workers), left_s)
+            if not answers:
+                return
+            for ready in answers:
                 worker = workers[ready]  # type: ignore[index]
                 index = worker.task
                 assert index is not None
@@ -121,6 +134,8 @@ def apart(
                     next_for(None)
                 yield index, result
     finally:
+        for worker in workers.values():
+            worker.stop()
         for worker in workers.values():
             worker.end()
 

@@ -18,7 +18,7 @@ from tilewright.tune.gate import GateResult
 from tilewright.tune.gate_proof import GateProof, ProofRow, run_trial, trial_row, trials
 from tilewright.tune.verify import VerifyReport, VerifyRow, verify_op
 
-__all__ = ["prove_apart", "verify_apart"]
+__all__ = ["faulted", "prove_apart", "verify_apart"]
 
 # As a GPU's driver begins its faults: every later launch of that process reports the same one.
 _FAULTS = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
@@ -34,7 +34,8 @@ def _spec(source: str) -> OpSpec:
     return load_user_spec(source, audited=False)
 
 
-def _faulted(text: str) -> bool:
+def faulted(text: str) -> bool:
+    """Whether an error's text is of a fault after which its process can launch nothing more."""
     return any(fault in text for fault in _FAULTS)
 
 
@@ -71,7 +72,7 @@ def verify_apart(
     try:
         for index, row in apart(
             _verify_one, tasks, jobs=jobs, threads=threads,
-            spent=lambda row: _faulted(row.reason),
+            spent=lambda row: faulted(row.reason),
         ):  # fmt: skip
             if isinstance(row, Died):
                 source, case, _ = tasks[index]
@@ -151,9 +152,9 @@ def _is_spent(result: Any) -> bool:
     """Whether a tile left its process in a state that is nobody's to trust: its faults stay, and
     so does what it wrote outside its output."""
     if isinstance(result, Died):
-        return _faulted(result.reason)
+        return faulted(result.reason)
     verdict: GateResult = result[0]
-    return _faulted(verdict.reason) or verdict.check == "guard-bands"
+    return faulted(verdict.reason) or verdict.check == "guard-bands"
 
 
 def _prove_one(
