@@ -33,7 +33,8 @@ Operands rounded to e before they are multiplied (kernels that use tensor cores)
 Where that type is float16, its smallest numbers lie a step of f = 2^-24 apart, which is absolute.
 What is multiplied with B is counted in the largest ``U = dt decay`` of its chunk, and what with x
 or C in nothing. They add ``f^2 / 12`` times ``U^2 sum_s B_s^2`` to the state's variance, and times
-``sum_s x_s^2 + sum_n C_n^2`` to that of y, s being the tokens of a chunk.
+``sum_s x_s^2 + sum_n C_n^2`` to that of y, s being all tokens so far for B, and those of a longest
+chunk for x.
 
 A chip's own exp is off by a few u, say h: 4 for the 2^-22 of NVIDIA's. A decay within a chunk takes
 one (``h^2 old_t``), what comes from chunks of 16 tokens and more one a chunk (``h^2 / 16`` more in
