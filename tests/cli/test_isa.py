@@ -71,6 +71,17 @@ def test_json_with_a_tile_that_is_illegal_on_one_arch_goes_on_and_exits_1() -> N
     assert nvidia["kernels"][0]["counts"]["matrix"] > 0
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [("--op ssd --type p16", "M=64 N=2048 K=128"), ("--op conv1d --type w2", "M=64 N=10240 K=2")],
+)
+def test_a_shape_that_is_not_asked_for_is_one_of_the_type(words: str, shape: str) -> None:
+    done = isa(*words.split(), "--arch", "sm_80", "--m", "64")
+    assert done.returncode == 0, done.stderr
+    assert shape in done.stdout
+
+
 EAGER = """\
 def kernel(x):
     e = torch.exp(x - x.max(dim=1, keepdim=True).values)

@@ -119,7 +119,7 @@ class _Group(click.ParamType):
 @click.option("--shape", type=ShapeParam(),
               help="N,K of the weight; of ssd the channels of all heads and the state's dimension, "
                    "of conv1d channels and taps.  "
-                   "[4096,4096; moe: 768,2048, ssd: 8192,128, conv1d: 10240,4]")  # fmt: skip
+                   "[4096,4096; moe: 768,2048, ssd: 128 heads,128, conv1d: 10240,4]")  # fmt: skip
 @click.option("--m", "m", type=click.IntRange(min=1), default=512, show_default=True,
               help="Rows of x: of moe slots, tokens times experts a token; of ssd and conv1d "
                    "tokens.")  # fmt: skip
@@ -207,7 +207,7 @@ def _product(options: dict[str, Any]) -> tuple[OpSpec | str, Problem]:
             f"--activations is {options['activations']!r}; on GPUs {spec.name} takes x as it is: "
             "leave it out. mmq has int8"
         )
-    n, k = options["shape"] or _SHAPES.get(spec.name, _SHAPE)
+    n, k = options["shape"] or _shape(spec.name, weight_type)
     group = options["group"]
     if group is None:
         group = 128 if weight_type.startswith("uint4") else 16 if spec.name == "ssd" else 0
@@ -217,6 +217,16 @@ def _product(options: dict[str, Any]) -> tuple[OpSpec | str, Problem]:
         group,
     )  # fmt: skip
     return (spec if options["spec"] is not None else spec.name), problem
+
+
+def _shape(op: str, weight_type: str) -> tuple[int, int]:
+    """N and K of an op where none are asked for; of a scan as many heads whatever their channels,
+    of a convolution as many taps as its type says."""
+    n, k = _SHAPES.get(op, _SHAPE)
+    usual, number = _TYPES.get(op, "")[1:], weight_type[1:]
+    if not usual or not number.isdecimal():
+        return n, k
+    return (n // int(usual) * int(number), k) if op == "ssd" else (n, int(number))
 
 
 def _of_tiles(
