@@ -200,6 +200,13 @@ def bars_table(results: Sequence[Mapping[str, Any]]) -> str:
     """
     found: dict[tuple[str, str], list[str]] = {}
     gpus: dict[str, None] = {}
+    pairs = {
+        bar["name"]
+        for result in results
+        if result["kind"] == "gpu-versus-llama-cpp"
+        for bar in result.get("bars", ())
+        if bar["holds"] is not None
+    }
     published: dict[str, bool] = {}  # by claim: against a figure of another run
     for result in results:
         kind = result["kind"]
@@ -209,6 +216,8 @@ def bars_table(results: Sequence[Mapping[str, Any]]) -> str:
             if bar["name"].endswith("over mamba_ssm") and bar["holds"] is not None
         }
         for name, cases, asked, reached, worst, holds, most in _claims(result):
+            if _is_superseded(kind, name, pairs):
+                continue
             gpus[f"{result['origin']['gpu']['name']}, {result['origin']['date'][:10]}"] = None
             key = (_TITLES[kind], name)
             old = found.get(key)
@@ -225,6 +234,13 @@ def bars_table(results: Sequence[Mapping[str, Any]]) -> str:
         f"figures of other runs on such a GPU{but}; every other ratio is paired."
     )
     return f"{markdown(header, rows)}\n\n{note}"
+
+
+def _is_superseded(kind: str, claim: str, pairs: set[str]) -> bool:
+    """Whether a claim against a figure of another run has paired ones in its place."""
+    if not pairs or not ("llama.cpp" in claim and kind != "gpu-versus-llama-cpp"):
+        return False
+    return kind != "gpu-gguf-model" or claim.removesuffix(" over llama.cpp") in pairs
 
 
 def _claims(result: Mapping[str, Any]) -> list[tuple[str, str, str, str, str, bool, bool]]:

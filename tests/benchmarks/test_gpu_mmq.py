@@ -88,8 +88,8 @@ def test_llama_cpp_is_to_be_beaten_three_times_and_q6_k_two_and_a_half(mmq: Any)
 
 
 def test_cublas_bars_are_ratios(mmq: Any) -> None:
-    assert bar(mmq, [record("Q4_K", 512, 100, 71)], "512 rows over cuBLAS").holds
-    assert not bar(mmq, [record("Q4_K", 512, 100, 69)], "512 rows over cuBLAS").holds
+    assert bar(mmq, [record("Q4_K", 512, 100, 71)], "512 rows of 4096 x 14336 over cuBLAS").holds
+    assert not bar(mmq, [record("Q4_K", 512, 100, 69)], "512 rows of 4096 x 14336 over cuBLAS").holds
     many = [record("Q4_K", 2048, 100, 70), record("Q4_K", 4096, 100, 99)]
     assert bar(mmq, many, "2048 and 4096").holds  # in geometric mean
 
@@ -101,9 +101,17 @@ def test_an_error_above_the_bar_misses_it(mmq: Any, error: float | None) -> None
 
 
 def test_an_arm_of_ours_that_failed_misses_the_error_bar(mmq: Any) -> None:
-    broken = record("Q4_K", 8, 10, 9, failed={"tilewright": "not compiled and launched in time"})
+    broken = record("Q4_K", 8, 10, 9, failed={"tilewright": "relative error 0.3: not timed"})
     assert not bar(mmq, [record("Q4_0", 8, 10, 9), broken], "relative error").holds
-    assert bar(mmq, [broken], "M=8 cold").holds is None
+
+
+def test_an_arm_that_was_not_reached_in_time_is_neither_right_nor_wrong(mmq: Any) -> None:
+    late = record("Q4_K", 8, 10, 9, failed={"tilewright": "not compiled and launched in time"})
+    late["arms"].pop("tilewright")
+    late.pop("cold")
+    assert bar(mmq, [record("Q4_0", 8, 10, 9), late], "relative error").holds
+    assert bar(mmq, [late], "relative error").holds is None
+    assert bar(mmq, [late], "M=8 cold").holds is None
 
 
 def test_llama_cpp_s_figures_are_held_against_each_state_of_the_l2_apart(mmq: Any) -> None:
