@@ -79,11 +79,18 @@ def judged_pairs(
             pairs.append(before)
         for a in dict.fromkeys(pairs):
             if a != name:
-                judgement = judge(us[a], us[name], us[a] * drift)
+                judgement = judge(us[a], us[name], us[a] * drift, void=_void(blocks))
                 rows.append(
                     {"a": a, "b": name, **vars(judgement), "verdict": judgement.verdict.value}
                 )
     return rows
+
+
+def _void(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why blocks prove nothing: as `tilewright.measure.compare_many` has it, clocks held down."""
+    states = [block["state"] for block in blocks if block.get("state")]
+    seen = {reason for state in states for reason in state.get("throttle", ())}
+    return [f"throttled: {', '.join(sorted(seen))}"] if seen else []
 
 
 def judged_against(
@@ -105,6 +112,6 @@ def judged_against(
     drift = us["control"] / us[baseline or one]
     rows = []
     for name in names:
-        judgement = judge(us[name], us[one], us[name] * drift)
+        judgement = judge(us[name], us[one], us[name] * drift, void=_void(blocks))
         rows.append({"a": name, "b": one, **vars(judgement), "verdict": judgement.verdict.value})
     return rows

@@ -236,6 +236,19 @@ def test_rungs_are_judged_against_the_one_below_and_the_base(script: Any) -> Non
     assert "2.000x [2.000, 2.000] DISJOINT of packed/float16" in text
 
 
+def test_blocks_of_a_throttled_gpu_prove_nothing(script: Any) -> None:
+    state: dict[str, Any] = {"throttle": []}
+    blocks = [
+        {"us": {"a": 100.0 + i, "b": 50.0, "control": 100.0 + i}, "state": state} for i in range(8)
+    ]
+    ladders = script("ladders")
+    for throttle, verdict in (([], "DISJOINT"), (["power cap"], "VOID")):
+        blocks[3]["state"] = {"throttle": throttle}
+        rows = ladders.judged_pairs(blocks, ["a", "b"], "a")
+        rows += ladders.judged_against(blocks, ["a"], "b", "a")
+        assert [row["verdict"] for row in rows] == [verdict] * 2
+
+
 def test_float64_products_come_from_the_codes(script: Any) -> None:
     operands = script("operands")
     weight = operands.draw_weight(24, 96, 32, device="cpu")
