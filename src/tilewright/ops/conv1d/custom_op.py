@@ -86,6 +86,6 @@ def conv_step_compiled(
     """`tilewright.ops.conv1d.op.causal_conv1d_step` as the compiler traces it: the same
     arguments."""
     y: torch.Tensor = torch.ops.tilewright.causal_conv1d_step(
-        detached(state), detached(x), detached(weight), detached(bias), activation or ""
+        state, detached(x), detached(weight), detached(bias), activation or ""
     )
     return y

@@ -132,7 +132,7 @@ def step_compiled(
 ) -> torch.Tensor:  # fmt: skip
     """`tilewright.ops.ssd.op.ssd_step` as the compiler traces it: the same arguments."""
     y: torch.Tensor = torch.ops.tilewright.ssd_step(
-        *map(detached, (state, x, dt, A, B, C, D, z, dt_bias)), dt_softplus, float(dt_limit[0]),
+        state, *map(detached, (x, dt, A, B, C, D, z, dt_bias)), dt_softplus, float(dt_limit[0]),
         float(dt_limit[1]), state_indices,
     )  # fmt: skip
     return y
