@@ -70,3 +70,26 @@ def test_operands_that_require_a_gradient_are_compiled(
     assert torch.equal(y, want)
     assert not y.requires_grad
     assert not want.requires_grad
+
+
+STEPS: dict[str, tuple[Call, list[torch.Tensor]]] = {
+    "conv": (causal_conv1d_step, drawn((2, 6, 3), (2, 6), (6, 4))),
+    "scan": (
+        ssd_step, drawn((3, 2, 8, 16), (3, 2, 8), (3, 2), (2,), (3, 1, 16), (3, 1, 16)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "given"), STEPS.values(), ids=STEPS)
+def test_a_step_is_given_the_state_itself(step: Call, given: list[torch.Tensor]) -> None:
+    """Inductor hands on uninitialized memory in place of an alias that is changed."""
+    states: list[str] = []
+
+    def seen(graph: torch.fx.GraphModule, _: Any) -> Any:
+        states.extend(
+            node.args[0].op for node in graph.graph.nodes if "tilewright" in str(node.target)
+        )
+        return graph.forward
+
+    torch.compile(step, fullgraph=True, backend=seen)(*given)
+    assert states == ["placeholder"]

@@ -85,6 +85,7 @@ def conv_step_compiled(
 ) -> torch.Tensor:  # fmt: skip
     """`tilewright.ops.conv1d.op.causal_conv1d_step` as the compiler traces it: the same
     arguments."""
+    # Not a detached state: Inductor would hand on memory that it never filled, in its place.
     y: torch.Tensor = torch.ops.tilewright.causal_conv1d_step(
         state, detached(x), detached(weight), detached(bias), activation or ""
     )

@@ -131,6 +131,7 @@ def step_compiled(
     state_indices: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`tilewright.ops.ssd.op.ssd_step` as the compiler traces it: the same arguments."""
+    # Not a detached state: Inductor would hand on memory that it never filled, in its place.
     y: torch.Tensor = torch.ops.tilewright.ssd_step(
         state, *map(detached, (x, dt, A, B, C, D, z, dt_bias)), dt_softplus, float(dt_limit[0]),
         float(dt_limit[1]), state_indices,
