@@ -130,6 +130,7 @@ _ARMS = {
     "gemlite/float16": "gemlite",
     "tinygemm/bfloat16": "torch int4, bf16",
     "triton/float16": "portable Triton",
+    "triton/bfloat16": "portable Triton bf16",
     "tilewright/float16": "Tilewright fp16",
     "tilewright/bfloat16": "Tilewright bf16",
 }

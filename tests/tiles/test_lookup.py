@@ -96,7 +96,18 @@ def test_near_a_row_that_keeps_its_default_a_problem_gets_its_own(folders: dict[
     assert (exact.how, exact.tile) == ("exact", t.wide(32, 1))
     assert (near.how, near.tile, near.row) == ("default", t.wide(64), None)
     assert near.note.startswith("as in the row of toy")
+
+
+def test_a_tile_better_than_another_default_does_not_serve_a_problem(
+    folders: dict[str, Path],
+) -> None:
+    space = replace(t.SPACE, default=lambda p: t.wide(32, 1) if p.N >= 1024 else t.wide(64))
     t.put(folders["user"], t.row(t.wide(128), N=1024))
+    same, other = look(t.problem(N=2048), space), look(t.problem(N=512), space)
+    assert (same.how, same.tile) == ("near", t.wide(128))
+    assert (other.how, other.tile) == ("default", t.wide(64))
+    # What is published was measured against no default.
+    t.put(folders["user"], replace(t.row(t.wide(128), N=1024), source="published"))
     assert look(t.problem(N=512), space).tile == t.wide(128)
 
 

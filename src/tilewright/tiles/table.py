@@ -2,8 +2,9 @@
 
 `lookup` answers in three steps, and its answer says which it was: a row of exactly this problem;
 the nearest row that holds for this arch; the default of the op's tile space. Where the nearest row
-keeps the default of its own problem, a problem near it gets its own default. A row counts only if
-its table names this arch and was tuned on this many units, and only while the kernels, the
+keeps the default of its own problem, a problem near it gets its own default; and a tile that was
+measured against another default than a problem has does not serve that problem. A row counts only
+if its table names this arch and was tuned on this many units, and only while the kernels, the
 compiler and the op are those under which it passed the gate; `tilewright tables validate --fix`
 verifies it anew when they have changed. A table of published rows that nobody measured here holds
 for any number of units. Nothing is clamped or guessed: a row in force that breaks a rule of the
@@ -324,9 +325,12 @@ def _look(
         found = candidates[index]
         _check_row(found, space)
         of = f"the row of {problem_text(found.row.problem)} in {found.file.name}"
-        if found.row.tile == space.default(found.row.problem):
+        usual = space.default(found.row.problem)
+        if found.row.tile == usual:
             # Nothing was better there than the default, which knows this problem's own sizes.
             return _default(problem, space, _one_line([f"as in {of}", *notes]))
+        if found.row.source == "tuned" and space.default(problem) != usual:
+            continue  # better than another default than this problem's: that says nothing here
         try:
             space.check(found.row.tile, problem)
         except TileError:
