@@ -18,6 +18,7 @@ from tilewright.errors import UnsupportedError
 __all__ = [
     "FORMS",
     "KINDS",
+    "WGMMA",
     "Instruction",
     "Loop",
     "count",
@@ -87,9 +88,12 @@ _FORM_PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     ),
 }
 
+WGMMA = re.compile(r"[HIQ]GMMA\.")
+"""Mnemonics of Hopper's matrix instructions that run on their own."""
+
 _AMD_LINE = re.compile(r"\s*((?:v|s|ds|buffer|global|flat|scratch|image)_\w+)\b\s*(.*)")
 _AMD_LABEL = re.compile(r"(\.?L\w+):")
-_NVIDIA_LINE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
+_NVIDIA_LINE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 _NVIDIA_LABEL = re.compile(r"(\.L_x_\w+):")
 _AMD_BRANCH = re.compile(r"s_(?:c?branch)\w*")
 _NVIDIA_BRANCH = re.compile(r"U?BRA(?:\..*)?")
@@ -105,11 +109,13 @@ class Instruction:
         mnemonic: such as "v_pk_add_f16" or "HGMMA.64x64x16.F32".
         operands: the rest of the line.
         label: where it may jump to; "" for anything but a branch.
+        predicate: of NVIDIA's, when it runs at all, such as "@!UP0"; "" for always.
     """
 
     mnemonic: str
     operands: str
     label: str = ""
+    predicate: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,9 +162,9 @@ def _nvidia(text: str) -> Iterator[Instruction | str]:
         if label := _NVIDIA_LABEL.match(line.strip()):
             yield label[1]
         elif found := _NVIDIA_LINE.match(line):
-            name, operands = found[1], found[2].strip()
+            name, operands = found[2], found[3].strip()
             target = _NVIDIA_TARGET.search(operands) if _NVIDIA_BRANCH.fullmatch(name) else None
-            yield Instruction(name, operands, target[1] if target else "")
+            yield Instruction(name, operands, target[1] if target else "", (found[1] or "").strip())
 
 
 def loops(listing: Sequence[Instruction | str]) -> list[Loop]:

@@ -19,15 +19,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilewright.isa.count import WGMMA, parse
 from tilewright.isa.sass import sass
 from tilewright.ops.cross import Compiled
 
 __all__ = ["WrongDescriptor", "wrong_descriptors", "wrong_descriptors_of"]
 
-_LABEL = re.compile(r"\.L_x_\w+:")
-_LINE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 _LEAVES = re.compile(r"(EXIT|RET|BRA|BRX|JMP)\b")
-_MATRIX = re.compile(r"[HIQ]GMMA\.")
 _DESCRIPTOR = re.compile(r"gdesc\[UR(\d+)\]")
 _REGISTERS_LEFT = re.compile(r"R\d+, R\d+, gdesc")
 _NUMBER = re.compile(r"[-~]?(0x[0-9a-f]+|\d+)")
@@ -78,19 +76,17 @@ def wrong_descriptors(listing: str) -> tuple[WrongDescriptor, ...]:
 
 def _scan(listing: str) -> Iterator[WrongDescriptor]:
     held: dict[int, int] = {}
-    goes_on = True  # from the line above
-    for line in listing.splitlines():
-        if _LABEL.match(line.strip()):
+    goes_on = True  # from the item above
+    for item in parse(listing, "nvidia"):
+        if isinstance(item, str):  # a label
             if not goes_on:  # only jumps lead here, from where nobody looks
                 held.clear()
             goes_on = True
-        found = _LINE.match(line)
-        if found is None:
             continue
-        predicate, name, operands = found[1], found[2], found[3].strip()
+        predicate, name, operands = item.predicate, item.mnemonic, item.operands
         if _LEAVES.match(name) and not predicate:
             goes_on = False
-        if _MATRIX.match(name):
+        if WGMMA.match(name):
             descriptor = _DESCRIPTOR.search(operands)
             if descriptor is None:
                 continue

@@ -13,13 +13,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tilewright.isa.count import Instruction, parse
+from tilewright.isa.count import WGMMA, Instruction, parse
 from tilewright.isa.sass import sass
 from tilewright.ops.cross import Compiled
 
 __all__ = ["Overwritten", "overwritten", "overwritten_operands"]
 
-_MATRIX = re.compile(r"[HIQ]GMMA\.")
 _LEFT = re.compile(r"R\d+, R(\d+),")
 _LEFT_REGISTERS = 4  # of a thread, for 32 bytes of each of 64 rows
 _WAIT = re.compile(r"gsb0, 0x([0-9a-f]+)")
@@ -84,7 +83,7 @@ def _scan(trace: Iterable[Instruction]) -> Iterator[Overwritten]:
             if wait := _WAIT.search(operands):
                 kept = int(wait[1], 16)
                 groups = groups[-kept:] if kept else []
-        elif _MATRIX.match(name):
+        elif WGMMA.match(name):
             if left := _LEFT.match(operands):
                 group.append((int(left[1]), instruction))
             if "gsb0" in operands:
