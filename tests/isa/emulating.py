@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from job_process import run_script
 from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 from tilewright.tiles.tile import Tile
 
@@ -35,12 +32,4 @@ def emulated(
     jobs: Mapping[str, Any], cache: Path, timeout: float = 280
 ) -> dict[str, dict[str, Any]]:
     """Every job's result, from one process that compiles: starting it costs more than a kernel."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(cache)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), env=environment,
-        capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return run_script(SCRIPT, jobs, cache, timeout)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from job_process import run_script
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.tiles.tile import Tile
 
@@ -44,17 +41,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every job's result, from one process: starting it costs more than a kernel."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    jobs = {name: {**job, "tile": job["tile"].as_dict()} for name, job in JOBS.items()}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), env=environment,
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return run_script(SCRIPT, JOBS, tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from job_process import run_script
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.ops.contract import Case
 from tilewright.ops.mmq.int8_space import smem_bytes
@@ -75,17 +72,7 @@ SLOW: dict[str, dict[str, Any]] = {
 
 
 def compiled(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
-    """Every job's result, from one process: starting it costs more than a kernel."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(folder)
-    asked = {name: {**job, "tile": job["tile"].as_dict()} for name, job in jobs.items()}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], input=json.dumps(asked), env=environment,
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return run_script(SCRIPT, jobs, folder, timeout=900)
 
 
 @pytest.fixture(scope="module")
