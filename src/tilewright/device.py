@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import platform
 from contextlib import AbstractContextManager, nullcontext
@@ -10,13 +11,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.errors import UnsupportedError
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INTERPRETER", "Device", "arch_of", "cpu_device", "kind_of", "launching_on"]
+__all__ = [
+    "INTERPRETER",
+    "Device",
+    "arch_of",
+    "check_triton",
+    "cpu_device",
+    "has_triton",
+    "kind_of",
+    "launching_on",
+]
 
 INTERPRETER = "interpreter"
 """Arch of Triton's interpreter, which runs kernels for GPUs on the CPU, one after the other."""
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed; it is not imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def check_triton(op: str) -> None:
+    """Raise UnsupportedError, on behalf of `op`, if Triton is not installed."""
+    if not has_triton():
+        raise UnsupportedError(f"{op}: triton is not installed; pip install 'tilewright[triton]'")
 
 
 @dataclass(frozen=True)

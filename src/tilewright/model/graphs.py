@@ -12,7 +12,6 @@ on the device. Replayed or not, a step is the same launches: its logits are equa
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tilewright.device import launching_on
+from tilewright.device import has_triton, launching_on
 from tilewright.errors import UnsupportedError
 from tilewright.model.join import products_of
 from tilewright.model.placement import device_of
@@ -63,7 +62,7 @@ def _why_not_walked(model: Any) -> str | None:
     name = type(model).__name__
     if name not in _FAMILIES:
         return f"{name} has no decoder of its own"
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "triton is not installed"
     if _activation(model.config) not in _ACTIVATIONS:
         return f"activation {_activation(model.config)!r} has no kernel"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 
-from tilewright.device import INTERPRETER, arch_of, launching_on
-from tilewright.errors import UnsupportedError
+from tilewright.device import INTERPRETER, arch_of, check_triton, launching_on
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.conv1d.args import ConvArgs
 from tilewright.ops.conv1d.shifted import conv_problem
@@ -18,16 +14,6 @@ from tilewright.tiles.tile import Tile
 __all__ = ["gpu_conv", "gpu_conv_step"]
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def _check_triton(op: str) -> None:
-    if not _has_triton():
-        raise UnsupportedError(f"{op}: triton is not installed; pip install 'tilewright[triton]'")
-
-
 def gpu_conv(args: ConvArgs, tile: Tile | None = None) -> None:
     """Write `args.y` and `args.final_states` on a GPU, or in Triton's interpreter on the CPU.
 
@@ -35,7 +21,7 @@ def gpu_conv(args: ConvArgs, tile: Tile | None = None) -> None:
         UnsupportedError: triton is not installed.
         TileError: the tile breaks a rule of the space.
     """
-    _check_triton("causal_conv1d")
+    check_triton("causal_conv1d")
     arch = INTERPRETER if args.x.device.type == "cpu" else arch_of(args.x.device)
     problem = conv_problem(args, arch)
     if tile is None:
@@ -61,7 +47,7 @@ def gpu_conv_step(
     Raises:
         UnsupportedError: triton is not installed.
     """
-    _check_triton("causal_conv1d_step")
+    check_triton("causal_conv1d_step")
     from tilewright.ops.conv1d.triton_conv import launch_conv_step
 
     with launching_on(x.device):

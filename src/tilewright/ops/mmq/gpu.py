@@ -6,13 +6,12 @@ The tile's algorithm, which comes from a table or from the space's default, says
 from __future__ import annotations
 
 import functools
-import importlib.util
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of, launching_on
+from tilewright.device import INTERPRETER, arch_of, check_triton, launching_on
 from tilewright.errors import UnsupportedError
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.choose import choose_tile
@@ -72,13 +71,7 @@ def _check(x: Any, weight: GpuBlocks, bias: Any, activations: str) -> None:
         )
     if bias is not None and bias.device != x.device:
         raise ValueError(f"{OP}: x is on {x.device}, the bias on {bias.device}; move one of them")
-    if not _has_triton():
-        raise UnsupportedError(f"{OP}: triton is not installed; pip install 'tilewright[triton]'")
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    check_triton(OP)
 
 
 def gpu_mmq(

@@ -13,13 +13,11 @@ with other ids. Ids are not looked at on the host: one outside 0..E-1 makes its 
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of, launching_on
+from tilewright.device import INTERPRETER, arch_of, check_triton, launching_on
 from tilewright.errors import TileError, UnsupportedError
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.choose import choose_tile
@@ -75,13 +73,7 @@ def check_operands(op: str, x: Any, ids: Any, experts: GpuWeights, activations: 
         raise ValueError(f"{op}: x is on {x.device}, ids on {ids.device}; move one of them")
     if ids.dim() != 2 or len(ids) != len(x):
         raise ValueError(f"{op}: ids has shape {list(ids.shape)}; it must be [T={len(x)}, top_k]")
-    if not _has_triton():
-        raise UnsupportedError(f"{op}: triton is not installed; pip install 'tilewright[triton]'")
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    check_triton(op)
 
 
 def tile_for(x: torch.Tensor, experts: GpuWeights, slots: int, tile: Tile | None) -> Tile:

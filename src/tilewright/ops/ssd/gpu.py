@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 
-from tilewright.device import INTERPRETER, arch_of, launching_on
-from tilewright.errors import TileError, UnsupportedError
+from tilewright.device import INTERPRETER, arch_of, check_triton, launching_on
+from tilewright.errors import TileError
 from tilewright.ops.choose import choose_tile
 from tilewright.ops.ssd.args import ScanArgs, StepArgs
 from tilewright.ops.ssd.triton_space import CHUNKS, TRITON_SPACE, with_chunk
@@ -19,16 +16,6 @@ __all__ = ["allocate_and_launch", "gpu_scan", "gpu_step", "problem_of"]
 
 OP = "ssd"
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def _check_triton(op: str) -> None:
-    if not _has_triton():
-        raise UnsupportedError(f"{op}: triton is not installed; pip install 'tilewright[triton]'")
 
 
 def problem_of(args: ScanArgs) -> Problem:
@@ -53,7 +40,7 @@ def gpu_scan(args: ScanArgs, chunk: int | None = None, tile: Tile | None = None)
         UnsupportedError: triton is not installed.
         TileError: the tile, or its chunk, is none of the space's.
     """
-    _check_triton("ssd_scan")
+    check_triton("ssd_scan")
     if chunk is not None and chunk not in CHUNKS:
         raise TileError(f"ssd_scan: chunk is {chunk}; it must be one of {CHUNKS}, or None")
     problem = problem_of(args)
@@ -82,7 +69,7 @@ def gpu_step(args: StepArgs) -> None:
     Raises:
         UnsupportedError: triton is not installed.
     """
-    _check_triton("ssd_step")
+    check_triton("ssd_step")
     from tilewright.ops.ssd.triton_step import launch_step, step_tile
 
     with launching_on(args.x.device):

@@ -10,7 +10,6 @@ tile's algorithm, which comes from a table or from the space's default, says whi
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of, launching_on
+from tilewright.device import INTERPRETER, arch_of, check_triton, launching_on
 from tilewright.errors import UnsupportedError
 from tilewright.layout.hopper import HopperW4
 from tilewright.layout.triton import WordsW4
@@ -105,13 +104,7 @@ def _check(x: Any, weight: Any, bias: Any, activations: str, op: str) -> None:
         )
     if bias is not None and bias.device != x.device:
         raise ValueError(f"{op}: x is on {x.device}, the bias on {bias.device}; move one of them")
-    if not _has_triton():
-        raise UnsupportedError(f"{op}: triton is not installed; pip install 'tilewright[triton]'")
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    check_triton(op)
 
 
 def gpu_gemm(

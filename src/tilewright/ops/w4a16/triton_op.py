@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 
-from tilewright.device import INTERPRETER, arch_of
+from tilewright.device import INTERPRETER, arch_of, check_triton
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.w4a16.gpu import allocate_and_launch
@@ -48,8 +46,7 @@ def _check(x: torch.Tensor, weight: WordsW4, bias: torch.Tensor | None) -> None:
         )
     if bias is not None and bias.device != x.device:
         raise ValueError(f"{OP}: x is on {x.device}, the bias on {bias.device}; move one of them")
-    if importlib.util.find_spec("triton") is None:
-        raise UnsupportedError(f"{OP}: triton is not installed; pip install 'tilewright[triton]'")
+    check_triton(OP)
 
 
 def w4a16_triton(
