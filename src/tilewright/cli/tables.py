@@ -1,4 +1,4 @@
-"""`tilewright tables`: look at tile tables, verify them anew, compare and export them."""
+"""`tilewright tables`: look at tile tables, verify them anew, compare, join and export them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
         "tilewright tables show --arch sm_90",
         "tilewright tables validate --fix",
         "tilewright tables diff before.json after.json -o md",
+        "tilewright tables join gpu0.json gpu1.json --out sm_90.json",
         "tilewright tables export --t4 results.json",
     ),
 )
 def tables() -> None:
-    """Show, verify, compare and export the tables that ops take their tiles from."""
+    """Show, verify, compare, join and export the tables that ops take their tiles from."""
 
 
 @tables.command("show")
@@ -117,6 +118,24 @@ def diff_command(a: Path, b: Path, output: str) -> None:
     from tilewright.tiles.table import load_table
 
     show(diff_tables(load_table(a), load_table(b)), output)
+
+
+@tables.command("join")
+@click.argument("files", type=_TABLE, nargs=-1, required=True, metavar="TABLE...")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True,
+              help="The table to write; an older one is replaced.")  # fmt: skip
+def join_command(files: Sequence[Path], out: Path) -> None:
+    """Write the rows of TABLEs into one: of several GPUs of a kind that were tuned side by side.
+
+    All must be of the same chip, compiler and kernels, and no two may have different rows for the
+    same problem.
+    """
+    from tilewright.tiles.join import join_tables
+    from tilewright.tiles.table import load_table, save_table
+
+    joined = join_tables({str(path): load_table(path) for path in files})
+    save_table(out, joined)
+    click.echo(f"{out}: {len(joined.rows)} rows of {len(files)} tables")
 
 
 @tables.command("export")
