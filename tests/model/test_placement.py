@@ -82,6 +82,31 @@ def test_every_type_is_multiplied_packed(
     assert relative_error(logits(model, length=5), right) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("family", "asked", "given"),
+    [
+        ("gemma3", None, torch.bfloat16),
+        ("gemma3", torch.float16, torch.float16),
+        ("llama", None, torch.float16),
+    ],
+    ids=["gemma3", "gemma3, float16 asked for", "llama"],
+)
+def test_a_family_whose_sums_outgrow_float16_gets_bfloat16(
+    family: str, asked: torch.dtype | None, given: torch.dtype, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    write(tmp_path / "model.gguf", Tiny(family, {"": "Q8_0"}, layers=1))
+    monkeypatch.setattr(
+        loading, "place", lambda device, dtype: Placement(CPU, INTERPRETER, dtype or torch.float16)
+    )
+
+    model, _ = loading.load(tmp_path / "model.gguf", device="cuda", dtype=asked)
+
+    assert model.dtype == model.model.embed_tokens.weight.dtype == given
+    warned = "may pass 65504" in caplog.text
+    assert warned == (family == "gemma3" and asked is torch.float16)
+
+
 def test_a_model_on_a_gpu_has_no_fused_step() -> None:
     class Model(torch.nn.Module):
         device = torch.device("cuda", 0)

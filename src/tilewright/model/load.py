@@ -18,7 +18,7 @@ from tilewright.errors import FormatError, UnsupportedError
 from tilewright.model.hybrid_config import HYBRIDS
 from tilewright.model.info import LoadInfo
 from tilewright.model.join import join_products
-from tilewright.model.placement import Placement, place
+from tilewright.model.placement import Placement, place, suited
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -55,7 +55,8 @@ def load(
         activations: "float" (weight-only), or "int8" for the faster path that rounds
             activations to 8 bits per block of 32.
         dtype: float32, float16 or bfloat16: of activations, norms, and matrices that are not
-            packed. None for float32 on the CPU, float16 on a GPU.
+            packed. None for float32 on the CPU; on a GPU for float16, or for bfloat16 where the
+            family's hidden states outgrow float16 (gemma3).
 
     Returns:
         (model, tokenizer): a `PreTrainedModel` in eval mode with its packed linears, and a
@@ -76,16 +77,18 @@ def load(
     _require_transformers()
     path = _find(path_or_repo_dir)
     if path.is_file():
-        model, tokenizer = _load_gguf(path, activations, where)
+        model, tokenizer = _load_gguf(path, activations, where, dtype)
     else:
-        model, tokenizer = _load_folder(path, activations, where)
+        model, tokenizer = _load_folder(path, activations, where, dtype)
     line = model.tilewright_info.dequantized_line()
     if line is not None:
         log.warning(line)
     return model, tokenizer
 
 
-def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any]:
+def _load_gguf(
+    path: Path, activations: str, where: Placement, dtype: torch.dtype | None
+) -> tuple[Any, Any]:
     from tilewright.formats.gguf import read_gguf
     from tilewright.model.config_map import config_from_gguf
     from tilewright.model.gguf_source import GGUFSource
@@ -104,6 +107,7 @@ def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any
         file=path,
         stems=frozenset(parts[2] for parts in blocks if len(parts) > 2),
     )
+    where = suited(where, config.model_type, dtype)
     info = LoadInfo(
         path=str(path),
         format="gguf",
@@ -139,7 +143,9 @@ def _load_gguf(path: Path, activations: str, where: Placement) -> tuple[Any, Any
     return model, tokenizer
 
 
-def _load_folder(path: Path, activations: str, where: Placement) -> tuple[Any, Any]:
+def _load_folder(
+    path: Path, activations: str, where: Placement, dtype: torch.dtype | None
+) -> tuple[Any, Any]:
     from transformers import AutoTokenizer, GenerationConfig
 
     from tilewright.formats.checkpoint import read_checkpoint
@@ -148,6 +154,7 @@ def _load_folder(path: Path, activations: str, where: Placement) -> tuple[Any, A
 
     checkpoint = read_checkpoint(path)
     config = config_from_checkpoint(checkpoint.config, file=path)
+    where = suited(where, config.model_type, dtype)
     info = LoadInfo(
         path=str(path),
         format=_format_name(checkpoint),

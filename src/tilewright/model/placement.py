@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,19 @@ from tilewright.layout.pack import pack_w4_for
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.moe.experts import PackedExperts, pack_expert_blocks, pack_expert_w4
 
-__all__ = ["Placement", "all_finite", "device_of", "place"]
+__all__ = ["Placement", "all_finite", "device_of", "place", "suited"]
+
+log = logging.getLogger("tilewright")
 
 _AS_CODES = ("Q4_0",)  # GGUF types that are 4-bit codes with a scale for every 32, and no more
 
 _VALUES_AT_A_TIME = 1 << 24  # dequantized at a time: bounds the temporaries
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_BEYOND_FLOAT16 = ("gemma3", "gemma3_text")
+"""Model types whose hidden states outgrow float16, which ends at 65504: those of Gemma-3-270M reach
+104,000 on ordinary text. They were trained in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,8 @@ def place(device: str | torch.device, dtype: torch.dtype | None) -> Placement:
     Args:
         device: "cpu", "cuda" or "cuda:1"; "cuda" is what torch calls an AMD GPU too. A GPU must be
             torch's current one: Triton launches kernels there, wherever their operands lie.
-        dtype: float32, float16 or bfloat16; None for float32 on the CPU, float16 on a GPU.
+        dtype: float32, float16 or bfloat16; None for float32 on the CPU, float16 on a GPU, until
+            `suited` knows the model.
 
     Raises:
         UnsupportedError: another device or dtype, torch sees no such GPU, or it is not the current
@@ -169,6 +177,25 @@ def place(device: str | torch.device, dtype: torch.dtype | None) -> Placement:
         allowed = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
         raise UnsupportedError(f"dtype is {dtype}; allowed are {allowed}")
     return Placement(found, arch_of(found), dtype)
+
+
+def suited(where: Placement, model_type: str, dtype: torch.dtype | None) -> Placement:
+    """A placement whose dtype holds what a family computes: bfloat16 for Gemma 3 on a GPU.
+
+    Args:
+        where: from `place`.
+        model_type: transformers' name of the family.
+        dtype: what was asked for. A float16 that overflows stays, with a warning.
+    """
+    if model_type not in _BEYOND_FLOAT16 or where.dtype != torch.float16:
+        return where
+    if dtype is None:
+        return replace(where, dtype=torch.bfloat16)
+    log.warning(
+        f"{model_type} in float16: its hidden states may pass 65504 and become infinite; leave "
+        "dtype out, or take bfloat16 or float32"
+    )
+    return where
 
 
 def device_of(model: Any) -> torch.device:
