@@ -13,6 +13,8 @@ perplexity. The model is loaded packed onto the GPU, in each dtype, and:
    not hide what comes after it;
 3. is scored on the reference's chunks of text.
 
+Kernels are compiled beforehand in many processes (`warm_models`), unless --no-warm says not to.
+
 Exit code 3: an id other than the reference's where that was sure (`SURE`), or a perplexity off by
 more than `OFF`. Both follow from the dtype: half a unit of float16 in a logit of 20 is 0.008.
 """
@@ -51,6 +53,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, required=True, help="the reference's text")
     parser.add_argument("--dtypes", default="float16,bfloat16")
     parser.add_argument("--chunks", type=int, help="fewer chunks of text than the reference's")
+    parser.add_argument("--no-warm", action="store_true", help="compile where a kernel first runs")
     parser.add_argument("--device", default="cuda", help="the CPU is for trying the script")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(words)
@@ -80,7 +83,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
     right = [Greedy(one["ids"], one["gaps"]) for one in kept["reference"]]
     prompts = [one["prompt_ids"] for one in kept["prompts"]]
-    for dtype in args.dtypes.split(","):
+    dtypes = args.dtypes.split(",")
+    if args.device != "cpu" and not args.no_warm:
+        from warm_models import warm_file
+
+        started = time.monotonic()
+        context = settings["context"]
+        lengths = {context, *map(len, prompts)}
+        # Half of a chunk is scored, so the output matrix meets so many rows.
+        warm_file(args.model, dtypes, sorted(lengths), (1, context - context // 2))
+        result["seconds"]["compiling"] = round(time.monotonic() - started, 1)
+    for dtype in dtypes:
         started = time.monotonic()
         of_dtype(args, dtype, text, prompts, right, result)
         result["seconds"][dtype] = round(time.monotonic() - started, 1)

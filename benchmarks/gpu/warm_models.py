@@ -12,11 +12,12 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from synthetic_gguf import Shape, draw_blocks
 
-__all__ = ["Warming", "parts", "products"]
+__all__ = ["Warming", "mixtures", "parts", "products", "warm_file"]
 
 _MOST_PROCESSES = 14
 _MANY_ROWS = 1024  # transformers' forward is only held to short prompts
@@ -47,8 +48,16 @@ def parts(shape: Shape) -> list[tuple[str, int, int]]:
     return found if shape.experts else [*found, ("Q4_K", shape.feed_forward, hidden)]
 
 
+def mixtures(shape: Shape) -> list[tuple[str, str]]:
+    """Types of gate and up, and of down, of the experts of a synthetic model."""
+    return [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")] if shape.experts else []
+
+
 def _jobs(shape: Shape, rows: Sequence[int], dtype: str, activations: str) -> Iterator[Any]:
     yield ("between", shape, dtype)
+    for kinds in mixtures(shape):
+        for m in rows:
+            yield ("mixture", shape, kinds, m, dtype)
     for kind, n, k in products(shape):
         for m in rows:
             if n != shape.vocabulary or m == 1:  # the output matrix meets one row
@@ -89,11 +98,15 @@ def _run(job: Any) -> str | None:
         with torch.inference_mode():
             if job[0] == "between":
                 _between(job[1], getattr(torch, job[2]))
+            elif job[0] == "mixture":
+                _mixture(*job[1:])
+            elif job[0] == "file":
+                _share_of_file(*job[1:])
             else:
                 _product(*job)
         torch.cuda.synchronize()
     except Exception as error:  # the model's own run will raise it where it can be read
-        what = job[0] if job[0] == "between" else job[:4]
+        what = " ".join(str(part) for part in job[:4] if not isinstance(part, Shape))
         return f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
     return None
 
@@ -108,6 +121,82 @@ def _product(kind: str, n: int, k: int, m: int, dtype: str, activations: str) ->
     weight = pack_blocks_for(raw, kind, "cuda")
     x = torch.randn(m, k, device="cuda", dtype=getattr(torch, dtype))
     mmq_gemm(x, weight, activations=activations)
+
+
+def _mixture(shape: Shape, kinds: tuple[str, str], m: int, dtype: str) -> None:
+    import torch
+
+    from tilewright.layout.experts import pack_gpu_experts
+    from tilewright.ops.moe.mlp import moe_mlp
+
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def experts(kind: str, n: int, k: int) -> Any:
+        raw = draw_blocks(kind, shape.experts * n, k, generator, k**-0.5)
+        return pack_gpu_experts(raw.view(shape.experts, n, -1), kind, "cuda")
+
+    x = torch.randn(m, shape.hidden, device="cuda", dtype=getattr(torch, dtype))
+    scores = torch.rand(m, shape.experts, device="cuda", generator=generator)
+    weights, ids = scores.topk(shape.used)
+    first = experts(kinds[0], 2 * shape.feed_forward, shape.hidden)
+    last = experts(kinds[1], shape.hidden, shape.feed_forward)
+    # The router's weights come in its dtype, float32 or the model's.
+    for counts in (weights, weights.to(x.dtype)):
+        moe_mlp(x, counts, ids, first, last)
+
+
+def warm_file(
+    path: Path, dtypes: Sequence[str], rows: Sequence[int], head_rows: Sequence[int] = (1,)
+) -> None:
+    """Compile what the model of a file needs on this GPU for prompts of so many tokens and a step.
+
+    Every process loads the file and runs its share of the distinct products.
+
+    Args:
+        rows: tokens of the prompts.
+        head_rows: rows that the output matrix meets; of a prompt's, the decoders need one.
+    """
+    count = min(_MOST_PROCESSES, os.cpu_count() or 1)
+    shares = max(1, count // len(dtypes))
+    jobs = [
+        ("file", path, dtype, at, shares, tuple(rows), tuple(head_rows))
+        for dtype in dtypes
+        for at in range(shares)
+    ]
+    with multiprocessing.get_context("spawn").Pool(min(count, len(jobs))) as pool:
+        for failure in filter(None, pool.map(_run, jobs, chunksize=1)):
+            print(f"warming up: {failure}", file=sys.stderr)
+
+
+def _share_of_file(
+    path: Path, dtype: str, share: int, shares: int, rows: Sequence[int], head_rows: Sequence[int]
+) -> None:
+    import torch
+
+    import tilewright
+    from tilewright.model.generate import decoder_for
+    from tilewright.model.layers import QuantLinear
+
+    model, _ = tilewright.load(path, device="cuda", dtype=getattr(torch, dtype))
+    distinct: dict[Any, tuple[QuantLinear, Sequence[int]]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            key = (module.weight_type, module.out_features, module.in_features)
+            distinct.setdefault(key, (module, head_rows if name == "lm_head" else (1, *rows)))
+    work = [(module, m) for module, some in distinct.values() for m in dict.fromkeys(some)]
+    for module, m in work[share::shares]:
+        module(torch.randn(m, module.in_features, device="cuda", dtype=model.dtype))
+    if share == 0:
+        # What lies between the products does not mind what they are.
+        def zeros(self: QuantLinear, x: torch.Tensor) -> torch.Tensor:
+            return x.new_zeros(*x.shape[:-1], self.out_features)
+
+        QuantLinear.forward = zeros  # type: ignore[method-assign]
+        decoder = decoder_for(model)
+        for m in rows:
+            decoder.reset()
+            decoder.prefill(torch.zeros(1, m, dtype=torch.int64))
+            decoder.step(0)
 
 
 def _between(shape: Shape, dtype: Any) -> None:

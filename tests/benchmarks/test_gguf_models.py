@@ -133,6 +133,7 @@ def test_the_products_that_are_compiled_beforehand_are_the_models(
     from tilewright.device import INTERPRETER
     from tilewright.model import load as loading
     from tilewright.model.layers import QuantLinear
+    from tilewright.model.moe import QuantExperts
     from tilewright.model.placement import Placement
 
     shape, path = small(scripts, name), tmp_path / "model.gguf"
@@ -146,6 +147,12 @@ def test_the_products_that_are_compiled_beforehand_are_the_models(
         found = {(m.packed.type_name, m.packed.N, m.packed.K) for m in linears
                  if m.joined == joined}  # fmt: skip
         assert found == set(expected)
+    mixtures = {tuple((p[1], p[2], p[3]) for p in m.products()) for m in model.modules()
+                if isinstance(m, QuantExperts)}  # fmt: skip
+    wide, inner = shape.hidden, shape.feed_forward
+    assert mixtures == {
+        ((first, 2 * inner, wide), (last, wide, inner)) for first, last in warm.mixtures(shape)
+    }
 
 
 @pytest.fixture
