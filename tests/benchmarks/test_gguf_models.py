@@ -191,6 +191,34 @@ def test_the_benchmark_checks_and_times(benchmark_run: Any, tmp_path: Path, caps
     assert "to reach 1.0x: FAILS" in said
 
 
+@pytest.mark.parametrize(
+    ("each", "mixture", "near"),
+    [
+        ([1e-3] * 99 + [0.1], False, False),
+        ([1e-3] * 99 + [0.1], True, True),  # one token went to other experts
+        ([1e-3] * 90 + [0.5] * 10, True, False),
+        ([0.02] * 100, True, False),
+        ([9e-3] * 100, False, True),
+    ],
+    ids=["dense", "one token", "a tenth", "all a little", "dense, all a little"],
+)
+def test_a_mixture_may_be_off_where_it_chose_other_experts(
+    each: list[float], mixture: bool, near: bool, scripts: Any
+) -> None:
+    errors = torch.tensor(each)
+    whole = float(errors.square().mean().sqrt())
+    assert scripts("gguf_models").within(errors, whole, 0.01, mixture=mixture) is near
+
+
+@pytest.mark.slow
+def test_a_mixture_is_checked_and_timed(benchmark_run: Any) -> None:
+    code, result = benchmark_run("--model", "qwen3-30b-a3b")
+    assert code == 0
+    assert result["check"]["right"]
+    assert result["check"]["median_token_error"] < 1e-5
+    assert [row["test"] for row in result["timed"]["results"]] == ["pp64", "tg4"]
+
+
 def test_a_wrong_model_is_not_timed(benchmark_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewright.model.layers import QuantLinear
 
