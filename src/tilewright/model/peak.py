@@ -17,15 +17,9 @@ from tilewright.errors import MeasureError
 from tilewright.measure import Ceiling, last_level_cache_bytes
 from tilewright.ops.cpu.args import share
 from tilewright.ops.cpu.runtime import Program, compile_kernel, default_threads, specialize
-from tilewright.ops.cpu.simd import (
-    add,
-    fma,
-    has_avx512,
-    load_f32x16,
-    load_i64,
-    store_f32x16,
-    zeros_f32,
-)
+from tilewright.ops.cpu.simd import has_avx512
+from tilewright.ops.cpu.simd_arithmetic import add, fma, zeros_f32
+from tilewright.ops.cpu.simd_memory import load_f32x16, load_i64, store_f32x16
 
 __all__ = ["measure_ceiling"]
 

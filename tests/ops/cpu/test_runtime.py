@@ -11,17 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.ops.cpu import runtime, simd
+from tilewright.ops.cpu import runtime
 from tilewright.ops.cpu.runtime import Program, compile_kernel, specialize
+from tilewright.ops.cpu.simd import X86
+from tilewright.ops.cpu.simd_arithmetic import exp
+from tilewright.ops.cpu.simd_memory import load_f32x16, load_i64, store_f32, store_f32x16
 
 SOURCE = Path(__file__).parents[3]
 
 
 def _fill(args: int, thread: int, threads: int) -> None:
-    y = simd.load_i64(args)
-    n = simd.load_i64(args + 8)
+    y = load_i64(args)
+    n = load_i64(args + 8)
     for i in range(thread, n, threads):
-        simd.store_f32(y + 4 * i, np.float32(FACTOR * i))
+        store_f32(y + 4 * i, np.float32(FACTOR * i))
 
 
 FACTOR = 1
@@ -85,7 +88,7 @@ def test_a_change_of_any_kernel_source_changes_the_cache_key(
     compute = runtime.kernel_hash.__wrapped__
     before = compute()
     assert before == runtime.kernel_hash()
-    for name in ("unpack.py", "microkernel.py", "simd.py", "gemm.py", "rows.py"):
+    for name in ("unpack.py", "microkernel.py", "simd.py", "simd_dot.py", "gemm.py", "rows.py"):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text + "\n")
         assert compute() != before
@@ -100,10 +103,10 @@ def test_program_refuses_arguments_kernels_cannot_read() -> None:
 
 def test_exp_is_within_two_units_of_the_last_place() -> None:
     def template(args: int, thread: int, threads: int) -> None:
-        x = simd.load_i64(args)
-        for i in range(simd.load_i64(args + 8) // 16):
+        x = load_i64(args)
+        for i in range(load_i64(args + 8) // 16):
             at = x + 64 * i
-            simd.store_f32x16(at, simd.exp(simd.load_f32x16(at)))
+            store_f32x16(at, exp(load_f32x16(at)))
 
     x = np.linspace(-90, 88, 4096, dtype=np.float32)
     right = np.exp(x.astype(np.float64))
@@ -128,7 +131,7 @@ OTHER_CPUS = {
 }
 
 
-@pytest.mark.skipif(not simd._X86, reason="the feature names are x86's")
+@pytest.mark.skipif(not X86, reason="the feature names are x86's")
 @pytest.mark.parametrize("cpu", list(OTHER_CPUS))
 def test_kernels_are_right_on_lesser_cpus(cpu: str, tmp_path: Path) -> None:
     """The lowerings for older instruction sets, compiled and run here."""

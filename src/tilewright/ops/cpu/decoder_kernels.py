@@ -26,26 +26,21 @@ from numba import njit
 from tilewright.ops.cpu.args import share
 from tilewright.ops.cpu.microkernel import tile_f32
 from tilewright.ops.cpu.runtime import Kernel, compile_kernel
-from tilewright.ops.cpu.simd import (
+from tilewright.ops.cpu.simd import has_avx512
+from tilewright.ops.cpu.simd_arithmetic import (
     add,
     div,
     exp,
-    f32_from_bits,
     fma,
     fmax,
-    has_avx512,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    max_f32,
     mul,
     splat_f32,
-    store_f32,
-    store_f32x16,
     sub,
-    sum_f32,
     zeros_f32,
 )
+from tilewright.ops.cpu.simd_convert import f32_from_bits
+from tilewright.ops.cpu.simd_memory import load_f32, load_f32x16, load_i64, store_f32, store_f32x16
+from tilewright.ops.cpu.simd_shuffle import max_f32, sum_f32
 
 __all__ = ["ATTEND_ROWS", "SLOTS", "decoder_arguments", "decoder_kernel", "float_bits"]
 

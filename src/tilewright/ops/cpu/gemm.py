@@ -21,18 +21,16 @@ from tilewright.ops.cpu.args import share
 from tilewright.ops.cpu.microkernel import tile_f32, tile_i8
 from tilewright.ops.cpu.rows import weight_kernel
 from tilewright.ops.cpu.runtime import Kernel
-from tilewright.ops.cpu.simd import (
+from tilewright.ops.cpu.simd_arithmetic import zeros_f32
+from tilewright.ops.cpu.simd_memory import (
     load_f32,
     load_f32x16,
     load_i64,
     store_f32,
     store_i8x16,
     store_i32,
-    sum_i8,
-    transpose4,
-    transpose16,
-    zeros_f32,
 )
+from tilewright.ops.cpu.simd_shuffle import sum_i8, transpose4, transpose16
 from tilewright.ops.cpu.unpack import KINDS
 
 __all__ = ["int8_kernel", "panel_kernel", "scratch_bytes"]

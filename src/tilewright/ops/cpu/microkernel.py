@@ -26,18 +26,19 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.extending import intrinsic
 
-from tilewright.ops.cpu.simd import _I32, _I64, _const, _fma, _load, _splat, _store, dot4
+from tilewright.ops.cpu.simd import I32, I64, ir_const, ir_fma, ir_load, ir_splat, ir_store
+from tilewright.ops.cpu.simd_dot import dot4
 
 __all__ = ["tile_f32", "tile_i8"]
 
 _V = ir.VectorType(ir.FloatType(), 16)
-_VI = ir.VectorType(_I32, 16)
+_VI = ir.VectorType(I32, 16)
 _VB = ir.VectorType(ir.IntType(8), 64)
 _UNROLL = 4
 
 
 def _offset(builder: Any, base: Any, bytes_: int) -> Any:
-    return builder.add(base, _I64(bytes_)) if bytes_ else base
+    return builder.add(base, I64(bytes_)) if bytes_ else base
 
 
 class _Loop:
@@ -48,11 +49,11 @@ class _Loop:
         before = builder.block
         self.body = builder.append_basic_block("tile.body")
         self.after = builder.append_basic_block("tile.after")
-        builder.cbranch(builder.icmp_signed(">", count, _I64(0)), self.body, self.after)
+        builder.cbranch(builder.icmp_signed(">", count, I64(0)), self.body, self.after)
         builder.position_at_end(self.body)
         self.count = count
-        self.index = builder.phi(_I64)
-        self.index.add_incoming(_I64(0), before)
+        self.index = builder.phi(I64)
+        self.index.add_incoming(I64(0), before)
         self.values = []
         self._before = before
         self._initial = carried
@@ -64,7 +65,7 @@ class _Loop:
     def close(self, updated: list[Any]) -> list[Any]:
         builder = self.builder
         end = builder.block
-        following = builder.add(self.index, _I64(1))
+        following = builder.add(self.index, I64(1))
         self.index.add_incoming(following, end)
         for phi, value in zip(self.values, updated, strict=True):
             phi.add_incoming(value, end)
@@ -81,25 +82,25 @@ class _Loop:
 
 
 def _rows(builder: Any, base: Any, stride: Any, count: int) -> list[Any]:
-    return [builder.add(base, builder.mul(stride, _I64(i))) for i in range(count)]
+    return [builder.add(base, builder.mul(stride, I64(i))) for i in range(count)]
 
 
 def _finish(
     builder: Any, acc: list[Any], c: Any, ldc: Any, mr: int, nv: int, accumulate: Any
 ) -> None:
     """Store the tile, added to what C holds when `accumulate` is not 0."""
-    keep = builder.icmp_signed("!=", accumulate, _I64(0))
+    keep = builder.icmp_signed("!=", accumulate, I64(0))
     with builder.if_else(keep) as (then, otherwise):
         with then:
             for i, row in enumerate(_rows(builder, c, ldc, mr)):
                 for v in range(nv):
                     at = _offset(builder, row, 64 * v)
-                    old = _load(builder, at, _V)
-                    _store(builder, at, builder.fadd(old, acc[i * nv + v]))
+                    old = ir_load(builder, at, _V)
+                    ir_store(builder, at, builder.fadd(old, acc[i * nv + v]))
         with otherwise:
             for i, row in enumerate(_rows(builder, c, ldc, mr)):
                 for v in range(nv):
-                    _store(builder, _offset(builder, row, 64 * v), acc[i * nv + v])
+                    ir_store(builder, _offset(builder, row, 64 * v), acc[i * nv + v])
 
 
 def _literals(*values: Any) -> bool:
@@ -117,19 +118,19 @@ def tile_f32(typingctx: Any, mr: Any, nv: Any, x: Any, ldx: Any, b: Any, ldb: An
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _, _, x, ldx, b, ldb, k, c, ldc, accumulate = args
         rows = _rows(builder, x, ldx, m)
-        steps = builder.ashr(k, _I64(2))
-        loop = _Loop(builder, steps, [_const(_V, 0.0)] * (m * n))
+        steps = builder.ashr(k, I64(2))
+        loop = _Loop(builder, steps, [ir_const(_V, 0.0)] * (m * n))
         acc = list(loop.values)
-        a_at = builder.mul(loop.index, _I64(4 * _UNROLL))
-        step = builder.mul(builder.mul(loop.index, _I64(_UNROLL)), ldb)
+        a_at = builder.mul(loop.index, I64(4 * _UNROLL))
+        step = builder.mul(builder.mul(loop.index, I64(_UNROLL)), ldb)
         b_rows = _rows(builder, builder.add(b, step), ldb, _UNROLL)
         for u in range(_UNROLL):
-            panel = [_load(builder, _offset(builder, b_rows[u], 64 * v), _V) for v in range(n)]
+            panel = [ir_load(builder, _offset(builder, b_rows[u], 64 * v), _V) for v in range(n)]
             for i in range(m):
                 at = _offset(builder, builder.add(rows[i], a_at), 4 * u)
-                xi = _splat(builder, _load(builder, at, ir.FloatType()), 16)
+                xi = ir_splat(builder, ir_load(builder, at, ir.FloatType()), 16)
                 for v in range(n):
-                    acc[i * n + v] = _fma(builder, xi, panel[v], acc[i * n + v])
+                    acc[i * n + v] = ir_fma(builder, xi, panel[v], acc[i * n + v])
         _finish(builder, loop.close(acc), c, ldc, m, n, accumulate)
         return context.get_dummy_value()
 
@@ -154,46 +155,46 @@ def tile_i8(typingctx: Any, mr: Any, nv: Any, split: Any, has_min: Any, small: A
         x_rows = _rows(builder, x, ldx, m)
         d_rows = _rows(builder, dx, lddx, m)
         s_rows = _rows(builder, sx, ldsx, m)
-        loop = _Loop(builder, parts, [_const(_V, 0.0)] * (m * n))
+        loop = _Loop(builder, parts, [ir_const(_V, 0.0)] * (m * n))
         acc = list(loop.values)
-        x_at = builder.mul(loop.index, _I64(32))
-        d_at = builder.mul(loop.index, _I64(4))
-        s_at = builder.mul(loop.index, _I64(4 * halves))
-        w_at = builder.add(w, builder.mul(loop.index, _I64(8 * 64 * n)))
-        v_at = builder.mul(loop.index, _I64(64 * n * halves))
+        x_at = builder.mul(loop.index, I64(32))
+        d_at = builder.mul(loop.index, I64(4))
+        s_at = builder.mul(loop.index, I64(4 * halves))
+        w_at = builder.add(w, builder.mul(loop.index, I64(8 * 64 * n)))
+        v_at = builder.mul(loop.index, I64(64 * n * halves))
         for h in range(halves):
             block = [64 * (h * n + v) for v in range(n)]
-            start = [_load(builder, _offset(builder, builder.add(corr, v_at), o), _VI)
+            start = [ir_load(builder, _offset(builder, builder.add(corr, v_at), o), _VI)
                      for o in block]  # fmt: skip
             total = [start[v] for _ in range(m) for v in range(n)]
             for q in range(words):
                 word = h * words + q
-                panel = [_load(builder, _offset(builder, w_at, 64 * (word * n + v)), _VB)
+                panel = [ir_load(builder, _offset(builder, w_at, 64 * (word * n + v)), _VB)
                          for v in range(n)]  # fmt: skip
                 for i in range(m):
                     at = _offset(builder, builder.add(x_rows[i], x_at), 4 * word)
-                    xi = builder.bitcast(_splat(builder, _load(builder, at, _I32), 16), _VB)
+                    xi = builder.bitcast(ir_splat(builder, ir_load(builder, at, I32), 16), _VB)
                     for v in range(n):
                         t = i * n + v
                         total[t] = dot4(builder, total[t], xi, panel[v], narrow)
-            scales = [_load(builder, _offset(builder, builder.add(scale, v_at), o), _V)
+            scales = [ir_load(builder, _offset(builder, builder.add(scale, v_at), o), _V)
                       for o in block]  # fmt: skip
             mins = []
             if minima:
-                mins = [_load(builder, _offset(builder, builder.add(minimum, v_at), o), _V)
+                mins = [ir_load(builder, _offset(builder, builder.add(minimum, v_at), o), _V)
                         for o in block]  # fmt: skip
             for i in range(m):
-                d = _splat(builder, _load(builder, builder.add(d_rows[i], d_at),
+                d = ir_splat(builder, ir_load(builder, builder.add(d_rows[i], d_at),
                                           ir.FloatType()), 16)  # fmt: skip
                 if minima:
                     at = _offset(builder, builder.add(s_rows[i], s_at), 4 * h)
-                    s = _splat(builder, _load(builder, at, ir.FloatType()), 16)
+                    s = ir_splat(builder, ir_load(builder, at, ir.FloatType()), 16)
                 for v in range(n):
                     t = i * n + v
                     dot = builder.fmul(builder.sitofp(total[t], _V), scales[v])
-                    acc[t] = _fma(builder, dot, d, acc[t])
+                    acc[t] = ir_fma(builder, dot, d, acc[t])
                     if minima:
-                        acc[t] = _fma(builder, mins[v], s, acc[t])
+                        acc[t] = ir_fma(builder, mins[v], s, acc[t])
         _finish(builder, loop.close(acc), c, ldc, m, n, accumulate)
         return context.get_dummy_value()
 

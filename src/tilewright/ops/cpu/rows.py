@@ -21,27 +21,17 @@ from numba import njit
 from tilewright.ops.cpu import args as A
 from tilewright.ops.cpu.args import share
 from tilewright.ops.cpu.runtime import Kernel, compile_kernel, specialize
-from tilewright.ops.cpu.simd import (
-    absolute,
-    add,
-    flip_sign,
-    fma,
-    fmax,
+from tilewright.ops.cpu.simd_arithmetic import absolute, add, fma, fmax, mul, splat_f32, zeros_f32
+from tilewright.ops.cpu.simd_convert import flip_sign, round_i8, to_f32
+from tilewright.ops.cpu.simd_memory import (
     load_f32,
     load_f32x16,
     load_i64,
-    max_f32,
-    mul,
-    round_i8,
-    splat_f32,
     store_f32,
     store_f32x16,
     store_i8x16,
-    sum_f32,
-    sum_i8,
-    to_f32,
-    zeros_f32,
 )
+from tilewright.ops.cpu.simd_shuffle import max_f32, sum_f32, sum_i8
 from tilewright.ops.cpu.unpack import KINDS
 
 __all__ = ["dot_kernel", "quantize_kernel", "rows_kernel", "sums_kernel", "weight_kernel"]

@@ -37,7 +37,8 @@ from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from tilewright.ops.cpu import simd
+from tilewright.ops.cpu.native_calls import call_int, call_kernel, call_void
+from tilewright.ops.cpu.simd_memory import load_i64
 
 __all__ = ["Kernel", "Program", "compile_kernel", "default_threads", "kernel_hash", "specialize"]
 
@@ -163,20 +164,20 @@ def compile_kernel(function: Callable[..., None], name: str, signature: Any = _S
 
 def _entry(data: int) -> None:
     """Thread body of a parallel region: run every launch of a program in order."""
-    get_thread = simd.load_i64(data)
-    get_threads = simd.load_i64(data + 8)
-    barrier = simd.load_i64(data + 16)
-    count = simd.load_i64(data + 24)
+    get_thread = load_i64(data)
+    get_threads = load_i64(data + 8)
+    barrier = load_i64(data + 16)
+    count = load_i64(data + 24)
     thread = 0
     threads = 1
     if get_thread != 0:
-        thread = simd.call_int(get_thread)
-        threads = simd.call_int(get_threads)
+        thread = call_int(get_thread)
+        threads = call_int(get_threads)
     for i in range(count):
         at = data + 32 + 16 * i
-        simd.call_kernel(simd.load_i64(at), simd.load_i64(at + 8), thread, threads)
+        call_kernel(load_i64(at), load_i64(at + 8), thread, threads)
         if get_thread != 0:
-            simd.call_void(barrier)
+            call_void(barrier)
 
 
 class _OpenMP:

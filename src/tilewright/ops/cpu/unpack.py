@@ -19,12 +19,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tilewright.ops.cpu.simd import (
-    band,
-    bits16,
-    bor,
-    const_i8x16,
-    f32_from_bits,
+from tilewright.ops.cpu.simd_arithmetic import band, bor, const_i8x16, shl_u8, shr_u8, splat_i8, sub
+from tilewright.ops.cpu.simd_convert import bits16, f32_from_bits
+from tilewright.ops.cpu.simd_memory import (
     load_f16,
     load_f32,
     load_i8,
@@ -32,12 +29,8 @@ from tilewright.ops.cpu.simd import (
     load_u8,
     load_u16,
     load_u32,
-    lookup16,
-    shl_u8,
-    shr_u8,
-    splat_i8,
-    sub,
 )
+from tilewright.ops.cpu.simd_shuffle import lookup16
 
 __all__ = ["KINDS", "WeightKind"]
 
