@@ -7,6 +7,7 @@ of registers, layouts or races.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -21,7 +22,10 @@ from tilewright.tiles.tile import Tile
 
 BASE = Path(__file__).parents[1] / "w4a16" / "gluon_numpy.py"
 HOME = "tilewright.ops.mmq"
-KERNELS = ("decode_parts", "decode_sums", "decode_gemv")
+KERNELS = (
+    "tilewright.ops.mma_fragments",
+    *(f"{HOME}.{name}" for name in ("decode_parts", "decode_sums", "decode_gemv")),
+)
 
 
 def module_at(name: str, path: Path) -> ModuleType:
@@ -121,12 +125,10 @@ def machine() -> Any:
         "triton.experimental.gluon": gluon,
         "triton.experimental.gluon.language": gl,
     }
-    real = importlib.util.find_spec(HOME)
-    assert real is not None
-    assert real.origin is not None
-    with base._instead({**modules, **{f"{HOME}.{name}": None for name in KERNELS}}):
+    importlib.import_module(HOME)
+    with base._instead({**modules, **dict.fromkeys(KERNELS)}):
         for name in KERNELS:
-            found = module_at(f"{HOME}.{name}", Path(real.origin).with_name(f"{name}.py"))
+            found = base.module_of(name)
         return found
 
 

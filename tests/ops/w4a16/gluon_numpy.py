@@ -10,6 +10,7 @@ layouts or races.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-KERNELS = ("hopper_decode_parts", "hopper_decode")
 HOME = "tilewright.ops.w4a16"
+KERNELS = ("tilewright.ops.mma_fragments", f"{HOME}.hopper_decode_parts", f"{HOME}.hopper_decode")
 GARBAGE = 0x7E017E01  # a pair of NaN
 
 
@@ -269,17 +270,22 @@ def kernel_on_numpy() -> ModuleType:
         "triton.experimental.gluon.language": gluon.language,
         "tilewright.ops.gluon_compat": compat,
     }
-    real = importlib.util.find_spec(HOME)
-    assert real is not None
-    assert real.origin is not None
-    with _instead({**modules, **{f"{HOME}.{name}": None for name in KERNELS}}):
+    importlib.import_module(HOME)
+    with _instead({**modules, **dict.fromkeys(KERNELS)}):
         for name in KERNELS:
-            spec = importlib.util.spec_from_file_location(
-                f"{HOME}.{name}", Path(real.origin).with_name(f"{name}.py")
-            )
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[f"{HOME}.{name}"] = module
-            spec.loader.exec_module(module)
+            module = module_of(name)
         return module
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of that name, run again: it takes what sys.modules holds now."""
+    home, _, file = name.rpartition(".")
+    origin = sys.modules[home].__file__
+    assert origin is not None
+    spec = importlib.util.spec_from_file_location(name, Path(origin).with_name(f"{file}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -43,8 +43,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tilewright.layout.blocks import GpuBlocks
+from tilewright.ops.mma_fragments import along, mma
 from tilewright.ops.mmq.decode_parts import (
-    along,
     lanes_layout,
     load_high,
     load_scales,
@@ -56,7 +56,7 @@ from tilewright.ops.mmq.decode_parts import (
     words_layout,
     words_of,
 )
-from tilewright.ops.mmq.decode_sums import add_scaled, add_words, mma
+from tilewright.ops.mmq.decode_sums import add_scaled, add_words
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_decode", "workspace_decode"]
@@ -156,12 +156,12 @@ def _decode_kernel(
         one = gl.full((W, 32), 0x3C003C00 if DTYPE == gl.float16 else 0x3F803F80, gl.int32, LANES)
         ones = (one, one, one, one)
         none = (zero, zero, zero, zero)
-        first_t = mma(ones, ones_x[0], none, DTYPE)
+        first_t = mma(ones, (ones_x[0],), none, DTYPE)
         if SETS == 1:
-            first_t = mma(ones, ones_x[1], first_t, DTYPE)
+            first_t = mma(ones, (ones_x[1],), first_t, DTYPE)
             totals = (first_t[0], first_t[1])
         else:
-            second_t = mma(ones, ones_x[1], none, DTYPE)
+            second_t = mma(ones, (ones_x[1],), none, DTYPE)
             totals = (first_t[0], first_t[1], second_t[0], second_t[1])
         for q in gl.static_range(ROWS // 2):
             sums = (zero,) * (8 * SETS)

@@ -20,8 +20,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tilewright.ops.mma_fragments import along, bits, unstack
+
 __all__ = [
-    "along",
     "lanes_layout",
     "load_high",
     "load_scales",
@@ -36,48 +37,22 @@ __all__ = [
 
 
 @gluon.constexpr_function
-def _only(layout, rank, dim):
-    """The layout of a vector along dimension `dim` of a tensor."""
-    for other in reversed(range(rank)):
-        if other != dim:
-            layout = gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.jit
-def along(DIM: gl.constexpr, COUNT: gl.constexpr, LAYOUT: gl.constexpr, RANK: gl.constexpr):
-    """0 to COUNT - 1 along dimension DIM of a tensor, with size 1 in the others."""
-    v = gl.arange(0, COUNT, _only(LAYOUT, RANK, DIM))
-    for other in gl.static_range(RANK):
-        if other != DIM:
-            v = gl.expand_dims(v, other)
-    return v
-
-
-@gluon.constexpr_function
-def _bits(count, dim, rank):
-    return [[1 << i if d == dim else 0 for d in range(rank)] for i in range(count.bit_length() - 1)]
-
-
-@gluon.constexpr_function
 def lanes_layout(w):
     """Registers of [w, 32]."""
-    return gl.DistributedLinearLayout([], _bits(32, 1, 2), _bits(w, 0, 2), [], [w, 32])
+    return gl.DistributedLinearLayout([], bits(32, 1, 2), bits(w, 0, 2), [], [w, 32])
 
 
 @gluon.constexpr_function
 def words_layout(w):
     """Registers of [w, 32, 4]."""
-    return gl.DistributedLinearLayout(
-        _bits(4, 2, 3), _bits(32, 1, 3), _bits(w, 0, 3), [], [w, 32, 4]
-    )
+    return gl.DistributedLinearLayout(bits(4, 2, 3), bits(32, 1, 3), bits(w, 0, 3), [], [w, 32, 4])
 
 
 @gluon.constexpr_function
 def rows_layout(w, parts):
     """Registers of [parts, w, 32, 4]."""
     return gl.DistributedLinearLayout(
-        _bits(4, 3, 4) + _bits(parts, 0, 4), _bits(32, 2, 4), _bits(w, 1, 4), [], [parts, w, 32, 4]
+        bits(4, 3, 4) + bits(parts, 0, 4), bits(32, 2, 4), bits(w, 1, 4), [], [parts, w, 32, 4]
     )
 
 
@@ -111,14 +86,12 @@ def paired(x, LOW: gl.constexpr):
 @gluon.jit
 def _four(words, LANES: gl.constexpr):
     """[W, 32, 4] as four [W, 32]."""
-    even, odd = gl.split(gl.reshape(words, (words.shape[0], 32, 2, 2)))
-    first, third = gl.split(even)
-    second, fourth = gl.split(odd)
+    four = unstack(words, 4)
     return (
-        gl.convert_layout(first, LANES, assert_trivial=True),
-        gl.convert_layout(second, LANES, assert_trivial=True),
-        gl.convert_layout(third, LANES, assert_trivial=True),
-        gl.convert_layout(fourth, LANES, assert_trivial=True),
+        gl.convert_layout(four[0], LANES, assert_trivial=True),
+        gl.convert_layout(four[1], LANES, assert_trivial=True),
+        gl.convert_layout(four[2], LANES, assert_trivial=True),
+        gl.convert_layout(four[3], LANES, assert_trivial=True),
     )
 
 

@@ -10,25 +10,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["add_scaled", "add_words", "mma"]
+from tilewright.ops.mma_fragments import mma
 
-_MMA_ASM = (
-    "{{ .reg .b32 l, h; mov.b64 {{l, h}}, $8; mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 "
-    "{{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{l, h}}, {{$9, $10, $11, $12}}; }}"
-)
-_FP16_ASM = gl.constexpr(_MMA_ASM.format("f16"))
-_BF16_ASM = gl.constexpr(_MMA_ASM.format("bf16"))
-
-
-@gluon.jit
-def mma(a, b, c, DTYPE: gl.constexpr):
-    """c + a b for 16 rows, 8 columns and 16 of K; a and c are tuples of four, b of `paired`."""
-    return gl.inline_asm_elementwise(
-        _FP16_ASM if DTYPE == gl.float16 else _BF16_ASM,
-        "=f,=f,=f,=f,r,r,r,r,l,f,f,f,f",
-        [a[0], a[1], a[2], a[3], b, c[0], c[1], c[2], c[3]],
-        dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=True, pack=1,
-    )  # fmt: skip
+__all__ = ["add_scaled", "add_words"]
 
 
 @gluon.jit
@@ -99,14 +83,14 @@ def _add_word(
         r2 = _pair(b, b_high, 2, AT, LOW, HIGH, SIGNED, DTYPE)
         p3 = _pair(a, a_high, 3, AT, LOW, HIGH, SIGNED, DTYPE)
         r3 = _pair(b, b_high, 3, AT, LOW, HIGH, SIGNED, DTYPE)
-        even = mma((p0, r0, p2, r2), x[X], even, DTYPE)
-        odd = mma((p1, r1, p3, r3), x[X + 1], odd, DTYPE)
+        even = mma((p0, r0, p2, r2), (x[X],), even, DTYPE)
+        odd = mma((p1, r1, p3, r3), (x[X + 1],), odd, DTYPE)
     else:
         Y: gl.constexpr = 4 * U + D
         if D % 2 == 0:
-            even = mma((p0, r0, p1, r1), x[Y], even, DTYPE)
+            even = mma((p0, r0, p1, r1), (x[Y],), even, DTYPE)
         else:
-            odd = mma((p0, r0, p1, r1), x[Y], odd, DTYPE)
+            odd = mma((p0, r0, p1, r1), (x[Y],), odd, DTYPE)
     return even, odd
 
 

@@ -56,6 +56,7 @@ _SOURCES = (
     "tilewright.ops.w4a16.triton_gemm",
     "tilewright.ops.w4a16.triton_parts",
     "tilewright.ops.gluon_compat",
+    "tilewright.ops.mma_fragments",
     "tilewright.ops.wgmma",
     "tilewright.ops.workspace",
     "tilewright.layout.blocks",

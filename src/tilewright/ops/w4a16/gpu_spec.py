@@ -57,7 +57,7 @@ def _sources(family: str) -> tuple[str, ...]:
         "tilewright.ops.w4a16.gpu",
         "tilewright.ops.workspace",
         "tilewright.ops.gluon_compat",
-        *(["tilewright.ops.wgmma"] if family == "words" else []),
+        f"tilewright.ops.{'wgmma' if family == 'words' else 'mma_fragments'}",
         f"tilewright.layout.{_LAYOUTS[family]}",
     )
 

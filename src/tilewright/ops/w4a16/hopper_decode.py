@@ -53,9 +53,9 @@ from triton.experimental.gluon import language as gl
 
 from tilewright.layout.hopper import BLOCK, HopperW4
 from tilewright.ops.gluon_compat import block_barrier
+from tilewright.ops.mma_fragments import along
 from tilewright.ops.w4a16.hopper_decode_parts import (
     add_part,
-    along,
     load_scales,
     load_words,
     load_x,

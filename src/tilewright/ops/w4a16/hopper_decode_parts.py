@@ -18,9 +18,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tilewright.ops.mma_fragments import bits, mma, unstack
+
 __all__ = [
     "add_part",
-    "along",
     "load_scales",
     "load_words",
     "load_x",
@@ -32,43 +33,6 @@ __all__ = [
     "turned_layout",
     "words_layout",
 ]
-
-_MMA_ASM = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 "
-    "{{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
-)
-_FP16_ASM = gl.constexpr(_MMA_ASM.format("f16"))
-_BF16_ASM = gl.constexpr(_MMA_ASM.format("bf16"))
-
-
-@gluon.constexpr_function
-def _only(layout, rank, dim):
-    """The layout of a vector along dimension `dim` of a tensor."""
-    for other in reversed(range(rank)):
-        if other != dim:
-            layout = gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.jit
-def along(DIM: gl.constexpr, COUNT: gl.constexpr, LAYOUT: gl.constexpr, RANK: gl.constexpr):
-    """0 to COUNT - 1 along dimension DIM of a tensor, with size 1 in the others."""
-    v = gl.arange(0, COUNT, _only(LAYOUT, RANK, DIM))
-    for other in gl.static_range(RANK):
-        if other != DIM:
-            v = gl.expand_dims(v, other)
-    return v
-
-
-@gluon.jit
-def _mma(a, b0, b1, c, DTYPE: gl.constexpr):
-    """c + a b for 16 rows of the weight, 8 rows of x, 16 columns; a and c are tuples of four."""
-    return gl.inline_asm_elementwise(
-        _FP16_ASM if DTYPE == gl.float16 else _BF16_ASM,
-        "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
-        [a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]],
-        dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=True, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -166,31 +130,13 @@ def load_scales(s_ptrs, z_ptrs, block, end, last, GROUP: gl.constexpr, UNROLL: g
 @gluon.jit
 def split_steps(words, LANES: gl.constexpr):
     """Words of 64 columns as those of its four k16 steps."""
-    even, odd = gl.split(gl.reshape(words, (words.shape[0], words.shape[1], 32, 2, 2)))
-    first, third = gl.split(even)
-    second, fourth = gl.split(odd)
+    steps = unstack(words, 4)
     return (
-        gl.convert_layout(first, LANES, assert_trivial=True),
-        gl.convert_layout(second, LANES, assert_trivial=True),
-        gl.convert_layout(third, LANES, assert_trivial=True),
-        gl.convert_layout(fourth, LANES, assert_trivial=True),
+        gl.convert_layout(steps[0], LANES, assert_trivial=True),
+        gl.convert_layout(steps[1], LANES, assert_trivial=True),
+        gl.convert_layout(steps[2], LANES, assert_trivial=True),
+        gl.convert_layout(steps[3], LANES, assert_trivial=True),
     )
-
-
-@gluon.jit
-def _unstack(t, COUNT: gl.constexpr):
-    """The COUNT slices of t along its last dimension, a power of two and at least 2."""
-    if COUNT == 2:
-        a, b = gl.split(t)
-        return a, b
-    else:
-        even, odd = gl.split(gl.reshape(t, t.shape[:-1] + [COUNT // 2, 2]))
-        evens = _unstack(even, COUNT // 2)
-        odds = _unstack(odd, COUNT // 2)
-        slices = ()
-        for i in gl.static_range(COUNT // 2):
-            slices = slices + (evens[i], odds[i])
-        return slices
 
 
 @gluon.jit
@@ -204,10 +150,10 @@ def turn_x(v, TURNED: gl.constexpr, X: gl.constexpr):
     low, high = gl.split(v)
     b0, b2 = gl.split(low)
     b1, b3 = gl.split(high)
-    b0 = _unstack(b0, LOADS)
-    b1 = _unstack(b1, LOADS)
-    b2 = _unstack(b2, LOADS)
-    b3 = _unstack(b3, LOADS)
+    b0 = unstack(b0, LOADS)
+    b1 = unstack(b1, LOADS)
+    b2 = unstack(b2, LOADS)
+    b3 = unstack(b3, LOADS)
     turned = ()
     for i in gl.static_range(LOADS):
         turned = turned + (
@@ -232,10 +178,10 @@ def add_part(acc, steps, x, scale, zero, FIRST: gl.constexpr, COUNT: gl.constexp
     for i in gl.static_range(FIRST, FIRST + COUNT):
         b0 = x[2 * i]
         b1 = x[2 * i + 1]
-        total = _mma((one, one, one, one), b0, b1, total, DTYPE)
+        total = mma((one, one, one, one), (b0, b1), total, DTYPE)
         q, b0 = gl.broadcast(gl.expand_dims(steps[i], 3), gl.expand_dims(b0, 1))
         q, b1 = gl.broadcast(q, gl.expand_dims(b1, 1))
-        raw = _mma(_operand(q, DTYPE), b0, b1, raw, DTYPE)
+        raw = mma(_operand(q, DTYPE), (b0, b1), raw, DTYPE)
     s0, s1 = _scales(gl.expand_dims(scale, 3), DTYPE)
     z0, z1 = _zeros(gl.expand_dims(zero, 3), DTYPE)
     even = gl.expand_dims(total[0], 1)  # sums of x, the same for every row of the weight
@@ -249,21 +195,13 @@ def add_part(acc, steps, x, scale, zero, FIRST: gl.constexpr, COUNT: gl.constexp
 
 
 @gluon.constexpr_function
-def _bits(count, dim, rank, first=1):
-    """Bases that count to `count` in steps of `first` along one dimension."""
-    return [
-        [first << i if d == dim else 0 for d in range(rank)] for i in range(count.bit_length() - 1)
-    ]
-
-
-@gluon.constexpr_function
 def words_layout(warps_n, warps_k, blocks):
     """Registers of words [warps_k, blocks, 32, 4]. As arguments of the kernel, layouts would be
     hashed at every launch."""
     return gl.DistributedLinearLayout(
-        _bits(4, 3, 4) + _bits(blocks // warps_n, 1, 4, warps_n),
-        _bits(32, 2, 4),
-        _bits(warps_n, 1, 4) + _bits(warps_k, 0, 4),
+        bits(4, 3, 4) + bits(blocks // warps_n, 1, 4, warps_n),
+        bits(32, 2, 4),
+        bits(warps_n, 1, 4) + bits(warps_k, 0, 4),
         [],
         [warps_k, blocks, 32, 4],
     )
@@ -273,9 +211,9 @@ def words_layout(warps_n, warps_k, blocks):
 def sums_layout(warps_n, warps_k, blocks, mb):
     """Registers of sums [warps_k, blocks, 32, mb]."""
     return gl.DistributedLinearLayout(
-        _bits(blocks // warps_n, 1, 4, warps_n) + _bits(mb, 3, 4),
-        _bits(32, 2, 4),
-        _bits(warps_n, 1, 4) + _bits(warps_k, 0, 4),
+        bits(blocks // warps_n, 1, 4, warps_n) + bits(mb, 3, 4),
+        bits(32, 2, 4),
+        bits(warps_n, 1, 4) + bits(warps_k, 0, 4),
         [],
         [warps_k, blocks, 32, mb],
     )
@@ -287,11 +225,11 @@ def loaded_layout(warps_n, warps_k, mb, loads):
     along N share the loads."""
     along_n = warps_n.bit_length() - 1
     idle = [[0] * 6] * along_n
-    rest = _bits(loads, 4, 6) + _bits(mb, 3, 6)
+    rest = bits(loads, 4, 6) + bits(mb, 3, 6)
     return gl.DistributedLinearLayout(
-        _bits(4, 5, 6) + rest[along_n:],
-        _bits(4, 2, 6) + _bits(8, 1, 6),
-        (rest + idle)[:along_n] + _bits(warps_k, 0, 6),
+        bits(4, 5, 6) + rest[along_n:],
+        bits(4, 2, 6) + bits(8, 1, 6),
+        (rest + idle)[:along_n] + bits(warps_k, 0, 6),
         [],
         [warps_k, 8, 4, mb, loads, 4],
     )
@@ -303,9 +241,9 @@ def turned_layout(warps_n, warps_k, mb, loads):
     warps along N."""
     idle = [[0] * 6] * (warps_n.bit_length() - 1)
     return gl.DistributedLinearLayout(
-        _bits(4, 2, 6) + _bits(loads, 4, 6) + _bits(mb, 3, 6),
-        _bits(4, 5, 6) + _bits(8, 1, 6),
-        idle + _bits(warps_k, 0, 6),
+        bits(4, 2, 6) + bits(loads, 4, 6) + bits(mb, 3, 6),
+        bits(4, 5, 6) + bits(8, 1, 6),
+        idle + bits(warps_k, 0, 6),
         [],
         [warps_k, 8, 4, mb, loads, 4],
     )
@@ -316,12 +254,12 @@ def meeting_layout(warps, warps_k, blocks, mb):
     """Sums [warps_k, blocks, 32, mb, r8, m1] with warps_k in one thread. What lies next to each
     other in y, rows of the weight, comes first: to lanes, then warps, then registers."""
     order = (
-        _bits(8, 2, 6, 4) + _bits(2, 4, 6) + _bits(blocks, 1, 6) + _bits(2, 5, 6)
-        + _bits(4, 2, 6) + _bits(mb, 3, 6)
+        bits(8, 2, 6, 4) + bits(2, 4, 6) + bits(blocks, 1, 6) + bits(2, 5, 6)
+        + bits(4, 2, 6) + bits(mb, 3, 6)
     )  # fmt: skip
     end = 5 + warps.bit_length() - 1
     return gl.DistributedLinearLayout(
-        _bits(warps_k, 0, 6) + order[end:],
+        bits(warps_k, 0, 6) + order[end:],
         order[:5],
         order[5:end] + [[0] * 6] * max(0, end - len(order)),
         [],
