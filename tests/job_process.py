@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tilewright.tiles.tile import Tile
 
-__all__ = ["run_script"]
+__all__ = ["in_two_runs", "run_script", "some_slow"]
 
 
 def run_script(
@@ -33,6 +35,46 @@ def run_script(
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found
+
+
+def in_two_runs(
+    script: Path, jobs: Mapping[str, Any], slow: Container[str], cache: Path, timeout: float = 600
+) -> Mapping[str, dict[str, Any]]:
+    """The results as `run_script` has them, quick jobs and slow ones each run when first needed."""
+    return _TwoRuns(script, jobs, slow, cache, timeout)
+
+
+def some_slow(names: Iterable[str], slow: Container[str]) -> list[Any]:
+    """The names as parameters of a test, those among `slow` marked so."""
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
+
+
+class _TwoRuns(Mapping[str, dict[str, Any]]):
+    def __init__(
+        self, script: Path, jobs: Mapping[str, Any], slow: Container[str], *rest: Any
+    ) -> None:
+        self._script = script
+        self._rest = rest
+        self._waiting = [
+            {name: job for name, job in jobs.items() if (name in slow) is late}
+            for late in (False, True)
+        ]
+        self._names = list(jobs)
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        for jobs in self._waiting:
+            if name in jobs:
+                self._waiting.remove(jobs)
+                self._found |= run_script(self._script, jobs, *self._rest)
+                break
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _fields(value: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_process import run_script
+from job_process import in_two_runs, some_slow
 from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.ops.mmq.decode_space import TYPES
 from tilewright.tiles.tile import Tile
@@ -34,14 +35,18 @@ JOBS = {
     "Q5_0 bfloat16": job("Q5_0", (32, 8), "bfloat16"),
     "Q6_K, K shared unevenly": job("Q6_K", (32, 4), k=2560),
 }
+# Quick: a type with minima and one without, halves of a block, and the uneven share.
+SLOW = set(JOBS) - {
+    "Q4_K 32 rows", "Q4_1 32 rows", "Q6_K 16 rows", "Q5_0 bfloat16", "Q6_K, K shared unevenly",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return run_script(SCRIPT, JOBS, tmp_path_factory.mktemp("triton"))
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
+    return in_two_runs(SCRIPT, JOBS, SLOW, tmp_path_factory.mktemp("triton"))
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
 def test_it_compiles_and_does_not_spill(compiled, name):
     found = compiled[name]
     assert found["error"] == ""
@@ -49,7 +54,7 @@ def test_it_compiles_and_does_not_spill(compiled, name):
     assert found["overwritten"] == []
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
 def test_words_and_x_come_16_bytes_at_a_time(compiled, name):
     tile, form = JOBS[name]["tile"], BLOCK_FORMS[JOBS[name]["type"]]
     words = tile.block_n // 8 * form.low.bits // 2  # loads of a lane and a step
@@ -58,14 +63,14 @@ def test_words_and_x_come_16_bytes_at_a_time(compiled, name):
     assert compiled[name]["wide_loads"] == 2 * (words + x)  # of the first step and of the next ones
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
 def test_scales_cost_no_product(compiled, name):
     """256 columns are 16 products of 16 rows each, and two with ones for the sums of x."""
     tile = JOBS[name]["tile"]
     assert compiled[name]["products"] == tile.block_n + 2
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
 def test_warps_meet_only_at_the_end(compiled, name):
     tile, found = JOBS[name]["tile"], compiled[name]
     assert found["barriers"] <= 3

@@ -8,11 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from job_process import in_two_runs, some_slow
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.ops.mmq.hopper_space import FIELDS, smem_bytes
 from tilewright.tiles.tile import Problem, Tile
@@ -44,6 +46,7 @@ JOBS = {
     "Q2_K in shares": job("Q2_K", tile(block_m=128, split_k=2), m=130),
     "Q4_K in shares": job("Q4_K", tile(num_stages=4, w_stages=4, split_k=2)),
 }
+MORE = {"Q8_0 bf16", "IQ4_XS, few rows", "Q4_K in shares"}  # slow
 # Every type with every size of tile, in both dtypes.
 SLOW = {
     f"{name} {n}x{m} {dtype}": job(name, tile(n, m), dtype)
@@ -79,17 +82,17 @@ def hold(name: str, one: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return compile_all(JOBS, tmp_path_factory.mktemp("triton"))
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
+    return in_two_runs(SCRIPT, JOBS, MORE, tmp_path_factory.mktemp("triton"))
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_weights_stay_in_registers(compiled: dict[str, dict[str, Any]], name: str) -> None:
+@pytest.mark.parametrize("name", some_slow(JOBS, MORE))
+def test_weights_stay_in_registers(compiled: Mapping[str, dict[str, Any]], name: str) -> None:
     hold(name, JOBS[name], compiled[name])
 
 
 def test_programs_are_as_many_as_multiprocessors_or_pieces(
-    compiled: dict[str, dict[str, Any]],
+    compiled: Mapping[str, dict[str, Any]],
 ) -> None:
     assert compiled["Q4_K"]["grid"] == [8]
     assert compiled["Q2_K in shares"]["grid"] == [16]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_process import run_script
+from job_process import in_two_runs, some_slow
 from tilewright.ops.w4a16.triton_space import TRITON_SPACE, smem_bytes
 from tilewright.tiles.tile import Problem, Tile
 
@@ -95,14 +96,15 @@ DEFAULTS = {
     for m, n in ((1, 4096), (16, 4096), (512, 1024), (512, 24576))
 }  # fmt: skip
 JOBS |= DEFAULTS
+SLOW = {name for name, job in DEFAULTS.items() if job["arch"] in ("gfx1100", "gfx1201", "gfx90a")}
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return run_script(SCRIPT, JOBS, tmp_path_factory.mktemp("triton"), timeout=240)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
+    return in_two_runs(SCRIPT, JOBS, SLOW, tmp_path_factory.mktemp("triton"), timeout=240)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
 def test_it_compiles(compiled, name):
     found = compiled[name]
     assert found["error"] == ""
@@ -116,7 +118,7 @@ BY_DOTS = [
 ]
 
 
-@pytest.mark.parametrize("name", BY_DOTS)
+@pytest.mark.parametrize("name", some_slow(BY_DOTS, SLOW))
 def test_it_multiplies_on_matrix_units(compiled, name):
     arch, tile = JOBS[name]["arch"], JOBS[name]["tile"]
     unit = {"gfx1": "v_wmma_f32", "gfx9": "v_mfma_f32", "sm_8": "mma.sync", "sm_9": "wgmma"}
@@ -132,7 +134,7 @@ RECKONED = [
 ]
 
 
-@pytest.mark.parametrize("name", RECKONED)
+@pytest.mark.parametrize("name", some_slow(RECKONED, SLOW))
 def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
     job = JOBS[name]
     problem = Problem(
@@ -143,7 +145,9 @@ def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name
     assert compiled[name]["shared_bytes"] <= smem_bytes(job["tile"], problem)
 
 
-@pytest.mark.parametrize("name", [n for n in JOBS if n not in ("sm_80 float32", "sm_90 left k8")])
+@pytest.mark.parametrize(
+    "name", some_slow([n for n in JOBS if n not in ("sm_80 float32", "sm_90 left k8")], SLOW)
+)
 def test_it_does_not_spill(compiled, name):
     assert compiled[name]["spilled"] == 0
 
