@@ -102,7 +102,8 @@ def decoder_for(model: Any) -> Decoder:
 
     A model may bring its own by an attribute `tilewright_decoder`: a function without arguments
     that returns a fresh `Decoder`. Otherwise `tilewright.model.decode.FusedDecoder` on the CPU,
-    and `tilewright.model.graphs.GraphDecoder` on a GPU, serve the models that they support, and
+    and `tilewright.model.graphs.GraphDecoder` or, for hybrids,
+    `tilewright.model.captured.CapturedDecoder` on a GPU, serve the models that they support, and
     `TransformersDecoder` every other.
     """
     own = getattr(model, "tilewright_decoder", None)
@@ -112,7 +113,11 @@ def decoder_for(model: Any) -> Decoder:
     if device_of(model).type == "cuda":
         from tilewright.model.graphs import GraphDecoder, why_not_graphed
 
-        return TransformersDecoder(model) if why_not_graphed(model) else GraphDecoder(model)
+        if why_not_graphed(model) is None:
+            return GraphDecoder(model)
+        from tilewright.model.captured import CapturedDecoder, why_not_captured
+
+        return TransformersDecoder(model) if why_not_captured(model) else CapturedDecoder(model)
     from tilewright.model.decode import FusedDecoder
     from tilewright.model.fuse import why_not_fused
 
@@ -124,9 +129,10 @@ def how_stepped(model: Any, decoder: Decoder) -> str | None:
     the CPU. Ask after a step: until then nothing has been captured."""
     if device_of(model).type != "cuda":
         return None
+    from tilewright.model.captured import CapturedDecoder
     from tilewright.model.graphs import GraphDecoder, why_not_graphed
 
-    if not isinstance(decoder, GraphDecoder):
+    if not isinstance(decoder, GraphDecoder | CapturedDecoder):
         reason = why_not_graphed(model) or "the model brings its own decoder"
     elif decoder.captured:
         return "a token is one CUDA graph"

@@ -1,0 +1,225 @@
+"""A token of a hybrid model in one CUDA graph: transformers' own forward over a cache of fixed
+places.
+
+Launching the hundreds of small operations of a hybrid's step takes longer than running them. They
+are captured once, and replayed for every token: what changes from one to the next, its id and its
+position, is read on the device. Prompts run as in `TransformersDecoder`, on a cache that grows;
+what they leave is copied into transformers' static cache, where a step finds keys, values and
+states at the same addresses every time, and back again before a further prompt.
+
+Attention over fixed places sums in another order than over a cache that just fits, so a captured
+step rounds differently. The first one after each capture is held to a step of the forward as it is:
+if they differ by more than roundings, no step is captured.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from tilewright.device import launching_on
+from tilewright.model.generate import TransformersDecoder
+from tilewright.model.placement import device_of
+from tilewright.model.ssm import SSMMixer
+
+__all__ = ["CapturedDecoder", "why_not_captured"]
+
+log = logging.getLogger("tilewright")
+
+_PLACES = 1024  # capacities are multiples of it
+_WARM_UPS = 2
+_MOST_APART = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.15}
+"""Of the logits, relative, in the Euclidean norm: a forgotten token or state gives about 1."""
+
+
+def why_not_captured(model: Any) -> str | None:
+    """Why `CapturedDecoder` does not serve `model`, in a phrase; None if it does."""
+    if device_of(model).type != "cuda":
+        return f"the model is on {device_of(model)}"
+    return _why_not_static(model)
+
+
+def _why_not_static(model: Any) -> str | None:
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    if not any(isinstance(module, SSMMixer) for module in modules):
+        return f"{type(model).__name__} has no scans"
+    if any(getattr(layer, "is_sliding", False) for layer in _static(model, _PLACES).layers):
+        return "its attention has a window"
+    return None
+
+
+class CapturedDecoder(TransformersDecoder):
+    """Steps a hybrid model; the `Decoder` protocol of `tilewright.model.generate`.
+
+    Args:
+        model: a model that `why_not_captured` has nothing against; in tests also one on the CPU.
+        capture: capture the step; without, the forward runs over fixed places for every token.
+
+    Attributes:
+        why_eager: why steps are not captured, in a phrase; None while nothing is against it.
+    """
+
+    def __init__(self, model: Any, *, capture: bool = True) -> None:
+        super().__init__(model)
+        self._device = device_of(model)
+        self._graphed = capture and self._device.type == "cuda"
+        self.why_eager: str | None = None
+        self._fixed: Any = None
+        self._capacity = 0
+        self._stepping = False  # the static cache is the one that holds what was fed
+        self._graph: Any = None
+        self._captured = torch.zeros(0)
+        pinned = self._device.type == "cuda"
+        # The id of a step and the position of its token, here and on the device.
+        self._host = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
+        self._state = torch.zeros(2, dtype=torch.int64, device=self._device)
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replays of a graph."""
+        return self._graph is not None
+
+    def reset(self) -> None:
+        """Forget everything fed so far; the places and the graph stay for the next prompt."""
+        super().reset()
+        self._stepping = False
+
+    @torch.inference_mode()
+    def prefill(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] == 1 and self._fed:
+            return self.step(int(ids[0, 0]))
+        if self._stepping:
+            self._leave()
+        with launching_on(self._device):
+            return super().prefill(ids)
+
+    @torch.inference_mode()
+    def step(self, token_id: int) -> torch.Tensor:
+        size = self._model.config.get_text_config().vocab_size
+        if not 0 <= token_id < size:
+            raise ValueError(f"token_id is {token_id}; the vocabulary is 0..{size - 1}")
+        with launching_on(self._device):
+            if self.why_eager is not None or not self._fed:
+                return super().prefill(torch.tensor([[token_id]]))
+            self._enter()
+            # Every step waits for the device at its end, so this memory is free again.
+            self._host[0], self._host[1] = token_id, self._fed
+            self._state.copy_(self._host, non_blocking=True)
+            if self._graphed and self._graph is None:
+                return self._first(token_id)
+            if self._graph is None:
+                logits = self._token()
+            else:
+                self._graph.replay()
+                logits = self._captured
+            self._fed += 1
+            return self._on_host(logits)
+
+    def _token(self) -> torch.Tensor:
+        """A step over the static cache: logits [V] float32 after the token of the state."""
+        options: dict[str, Any] = {self._cache_argument: self._fixed}
+        if self._places:
+            options["position_ids"] = self._state[1:][None]
+        output = self._model(
+            input_ids=self._state[:1][None], use_cache=True, logits_to_keep=1, **options
+        )
+        logits: torch.Tensor = output.logits[0, -1].float()
+        return logits
+
+    def _first(self, token_id: int) -> torch.Tensor:
+        """Capture the step and run it, held to the forward as it is, which says why not to."""
+        before = self._growing()
+        _copy(self._fixed, before, self._fed)
+        logits: torch.Tensor | None = None
+        try:
+            self._capture(before)
+            self._graph.replay()
+            logits = self._on_host(self._captured)
+        except Exception as error:  # of transformers' code, or of what cannot be captured
+            first = (str(error).splitlines() or [""])[0]
+            self.why_eager = f"its step cannot be captured ({type(error).__name__}: {first})"
+        self._cache, self._stepping = before, False
+        right = super().prefill(torch.tensor([[token_id]]))
+        if logits is not None:
+            apart = float((logits - right).norm() / right.norm())
+            if apart <= _MOST_APART[self._model.dtype]:
+                self._cache, self._stepping = None, True
+                return logits
+            self.why_eager = f"its captured step gives other logits, off by {apart:.2g}"
+        self._graph = self._fixed = None
+        self._capacity = 0
+        log.warning(f"a token is launched operation by operation: {self.why_eager}")
+        return right
+
+    def _capture(self, before: Any) -> None:
+        """Record a step. Its warm-ups move the static cache, which `before` sets back."""
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                self._token()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        _copy(before, self._fixed, self._fed)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = self._token()
+        self._graph, self._captured = graph, captured
+
+    def _enter(self) -> None:
+        """Have what was fed in the static cache, with room for a token more."""
+        held = self._fixed if self._stepping else self._cache
+        if self._fed + 1 > self._capacity:
+            tokens = self._fed + 1 + self._fed // 4
+            self._capacity = -(-tokens // _PLACES) * _PLACES
+            self._graph = None  # it reads and writes the old places
+            self._fixed = _static(self._model, self._capacity)
+        if held is not self._fixed:
+            _copy(held, self._fixed, self._fed)
+        self._cache, self._stepping = None, True
+
+    def _leave(self) -> None:
+        """Have what was fed in a cache that grows."""
+        self._cache = self._growing()
+        _copy(self._fixed, self._cache, self._fed)
+        self._stepping = False
+
+    def _growing(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self._model.config)
+
+    def _on_host(self, logits: torch.Tensor) -> torch.Tensor:
+        """A copy on the CPU; whoever has it knows that the step is done."""
+        if self._device.type != "cuda":
+            return logits.clone()
+        host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        host.copy_(logits, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        return host
+
+
+def _static(model: Any, places: int) -> Any:
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config, max_cache_len=places)
+
+
+def _copy(held: Any, cache: Any, tokens: int) -> None:
+    """Put what `held` has of its first `tokens` tokens into another cache, whatever that held."""
+    for old, new in zip(held.layers, cache.layers, strict=True):
+        keys = getattr(old, "keys", None)
+        if isinstance(keys, torch.Tensor) and keys.dim() == 4:
+            length = getattr(new, "cumulative_length", None)
+            if isinstance(length, torch.Tensor):
+                length.zero_()
+            new.update(keys[:, :, :tokens], old.values[:, :, :tokens])
+        for index, there in getattr(old, "is_conv_states_initialized", {}).items():
+            if there:
+                new.has_previous_state[index] = False  # so that the states are set, not appended
+                new.update_conv_state(old.conv_states[index], state_idx=index)
+        for index, there in getattr(old, "is_recurrent_states_initialized", {}).items():
+            if there:
+                new.update_recurrent_state(old.recurrent_states[index], state_idx=index)
