@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import triton_interpreter  # noqa: F401
+from quick import latin
 from tilewright.device import INTERPRETER
 from tilewright.errors import TileError
 from tilewright.formats.blocks import BLOCK_TYPES
@@ -79,9 +80,10 @@ def test_weights_are_the_files_numbers(name):
         assert torch.allclose(y.float(), right, rtol=2**-10, atol=2**-14 * right.abs().max())
 
 
-@pytest.mark.parametrize("split_k", [1, 2, 4])
-@pytest.mark.parametrize(("units", "ahead"), [(1, 0), (2, 1), (4, 1), (1, 2)])
-@pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K"])
+@pytest.mark.parametrize(
+    ("name", "units", "ahead", "split_k"),
+    latin(3, ("Q5_1", "Q8_0", "Q6_K"), ((1, 0), (2, 1), (4, 1), (1, 2)), (1, 2, 4)),
+)
 def test_steps_and_shares_even_and_uneven_and_empty(name, units, ahead, split_k):
     blocks = 5 if name != "Q6_K" else 3
     case = Case("mmq", name, "float16", 5, 24, k_of(name, blocks), flags=("bias",))

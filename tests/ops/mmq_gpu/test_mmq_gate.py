@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import triton_interpreter  # noqa: F401
+from quick import one_in
 from tilewright.device import INTERPRETER
 from tilewright.errors import GateError, TileError
 from tilewright.ops.catalog import spec_for
@@ -22,6 +23,7 @@ def _uninitialized_memory_is_nan() -> None:
 
 
 by_name = pytest.mark.parametrize("wrong", PLANTED, ids=lambda wrong: wrong.name)
+some_by_name = pytest.mark.parametrize("wrong", one_in(2, PLANTED), ids=lambda wrong: wrong.name)
 
 
 def test_the_gate_finds_them_in_the_space():
@@ -38,7 +40,7 @@ def test_a_planted_tile_is_rejected_for_its_fault(wrong):
         result.raise_if_failed()
 
 
-@by_name
+@some_by_name
 def test_without_its_check_a_planted_tile_passes(wrong):
     """Each is right on the product it would be tuned for, but for what the one check sees."""
     checks = set(CHECKS) - {wrong.caught_by, "ragged-shapes"}
@@ -47,7 +49,7 @@ def test_without_its_check_a_planted_tile_passes(wrong):
     assert result.passed, result
 
 
-@by_name
+@some_by_name
 def test_the_tile_it_pretends_to_be_is_right(wrong):
     (case,) = wrong.cases
     TRITON_SPACE.check(wrong.honest, case.problem(INTERPRETER))
@@ -66,7 +68,7 @@ def test_the_space_refuses_it(wrong):
     ("name", "dtype", "m", "k", "change"),
     [
         ("Q5_1", "float32", 17, 96, {"block_k": 32}),
-        ("MXFP4", "bfloat16", 5, 160, {"split_k": 2}),
+        pytest.param("MXFP4", "bfloat16", 5, 160, {"split_k": 2}, marks=pytest.mark.slow),
         pytest.param("Q6_K", "float16", 17, 256, {}, marks=pytest.mark.slow),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import triton_interpreter  # noqa: F401
+from quick import one_in
 from tilewright.device import INTERPRETER
 from tilewright.ops.catalog import spec_for
 from tilewright.ops.check import check_output
@@ -46,7 +47,7 @@ def test_the_oracle_is_the_whole_one_s_columns(case: Case, judged: np.ndarray) -
     assert (list(model.columns), model.of) == (list(judged), case.N)
 
 
-@each
+@pytest.mark.parametrize("case", one_in(3, CASES), ids=lambda case: case.id)
 def test_a_right_result_passes_and_a_wrong_expert_does_not(case: Case, judged: np.ndarray) -> None:
     inputs = SPEC.make_inputs(case, 0)
     ref = SPEC.reference(inputs)

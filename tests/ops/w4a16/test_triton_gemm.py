@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from quick import latin
 from tilewright.errors import TileError, UnsupportedError
 from tilewright.formats.w4 import W4Codes
 from tilewright.layout.cpu import pack_w4
@@ -205,10 +206,10 @@ def test_every_form_and_order_gives_the_same_bits(dtype, words):
         assert torch.equal(y, packed), dequant
 
 
-@pytest.mark.parametrize("split_k", [1, 4])
-@pytest.mark.parametrize("block_m", [4, 16])
-@pytest.mark.parametrize("words", ["k8", "k32"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "words", "block_m", "split_k"),
+    latin(2, ("float32", "float16", "bfloat16"), ("k8", "k32"), (4, 16), (1, 4)),
+)
 def test_skinny_tiles(dtype, words, block_m, split_k):
     for m, k, group in ((3, 160, 32), (1, 132, -1)):
         case = case_of(m, 33, k, group, dtype, flags=("bias", "strided"))
