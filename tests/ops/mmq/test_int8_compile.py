@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_process import run_script
+from job_process import in_two_runs, run_script, some_slow
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.ops.contract import Case
 from tilewright.ops.mmq.int8_space import smem_bytes
@@ -55,6 +56,10 @@ JOBS: dict[str, dict[str, Any]] = {
         )
     },
 }  # fmt: skip
+QUICK = {  # beside sm_90 and gfx1151
+    "gfx90a Q6_K stream-k", "gfx942 Q4_0 split-k", "gfx90a Q5_0", "gfx942 Q5_1",
+}  # fmt: skip
+LATE = {name for name, one in JOBS.items() if one["arch"][:4] == "gfx9"} - QUICK
 SLOW: dict[str, dict[str, Any]] = {
     **{f"{arch} {name}": job(arch, name) for arch in ARCHS for name in BLOCK_TYPES},
     **{
@@ -76,8 +81,8 @@ def compiled(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[st
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return compiled(JOBS, tmp_path_factory.mktemp("triton"))
+def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
+    return in_two_runs(SCRIPT, JOBS, LATE, tmp_path_factory.mktemp("triton"))
 
 
 def held(job: dict[str, Any], found: dict[str, Any]) -> None:
@@ -96,7 +101,7 @@ def held(job: dict[str, Any], found: dict[str, Any]) -> None:
     TRITON_SPACE.check(job["tile"], case.problem(job["arch"]))
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some_slow(JOBS, LATE))
 def test_integer_products_on_matrix_units(results, name):
     held(JOBS[name], results[name])
 
@@ -108,11 +113,11 @@ def test_every_type_and_size(tmp_path):
         held(job, found[name])
 
 
-def test_what_is_launched(results):
+@pytest.mark.parametrize("name", some_slow(JOBS, LATE))
+def test_what_is_launched(results, name):
     first = ["_quantize_rows_kernel", "_mmq_int8_kernel"]
-    for name, found in results.items():
-        whole = JOBS[name]["tile"].schedule == "data-parallel"
-        assert found["kernels"] == (first if whole else [*first, "fix_up_kernel"])
+    whole = JOBS[name]["tile"].schedule == "data-parallel"
+    assert results[name]["kernels"] == (first if whole else [*first, "fix_up_kernel"])
 
 
 def test_a_block_of_two_scales_is_multiplied_in_halves(results):
