@@ -57,10 +57,15 @@ _TENSORS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 @pytest.mark.parametrize(
     "kinds",
     [
-        ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0"),
-        ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q8_0", "Q6_K"),
+        pytest.param(
+            ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0"),
+            id="blocks of 256",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q8_0", "Q6_K"), id="blocks of 32"
+        ),
     ],
-    ids=["blocks of 256", "blocks of 32"],
 )
 def test_every_type_is_multiplied_packed(
     kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
