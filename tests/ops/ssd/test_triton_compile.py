@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job_process import run_script
+from job_process import in_two_runs, some_slow
 from tilewright.ops.contract import Case
 from tilewright.ops.ssd.triton_space import TRITON_SPACE, smem_bytes
 from tilewright.tiles.tile import Problem, Tile
@@ -72,14 +73,18 @@ JOBS: dict[str, dict[str, Any]] = {
     "step sm_90": {"arch": "sm_90", "tile": "step"},
     "step gfx90a": {"arch": "gfx90a", "tile": "step"},
 }
+SLOW = {
+    "sm_80 bf16", "gfx942 bf16", "gfx90a fp16 P=80", "gfx1151 fp16 P=80", "sm_90 N=256",
+    "gfx90a N=256", "hopper N=64", "sm_90 five 128/128",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return run_script(SCRIPT, JOBS, tmp_path_factory.mktemp("triton"), timeout=900)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
+    return in_two_runs(SCRIPT, JOBS, SLOW, tmp_path_factory.mktemp("triton"), timeout=900)
 
 
-by_job = pytest.mark.parametrize("name", JOBS)
+by_job = pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
 
 
 @by_job
@@ -101,7 +106,10 @@ def test_no_operand_is_overwritten_while_a_product_reads_it(compiled, name):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in JOBS if not any(word in n for word in ("step", "fp32", "persistent"))]
+    "name",
+    some_slow(
+        [n for n in JOBS if not any(word in n for word in ("step", "fp32", "persistent"))], SLOW
+    ),
 )
 def test_it_multiplies_on_matrix_units(compiled, name):
     unit = {"gfx1": "v_wmma_f32", "gfx9": "v_mfma_f32", "sm_8": "mma.sync", "sm_9": "wgmma"}
@@ -111,7 +119,7 @@ def test_it_multiplies_on_matrix_units(compiled, name):
     assert [k for k, m in found.items() if k not in others and not m.startswith(wanted)] == []
 
 
-@pytest.mark.parametrize("name", [n for n in JOBS if "step" not in n])
+@pytest.mark.parametrize("name", some_slow([n for n in JOBS if "step" not in n], SLOW))
 def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name):
     made = JOBS[name]
     TRITON_SPACE.check(made["tile"], problem_of(made))
