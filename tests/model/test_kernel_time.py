@@ -17,7 +17,7 @@ from tilewright.model.kernel_time import (
     prefill_kernel_time,
     step_kernel_time,
 )
-from tilewright.report.bench import bench_report, bench_table
+from tilewright.report.bench import bench_report, bench_table, kernels_report
 
 OWNERS = {"_mmq_kernel": ("mmq",), "_w4_kernel": ("w4a16",), "_sum_kernel": ("mmq", "w4a16"),
           "_attend_kernel": ("decoder",), "_add_norm_kernel": ("decoder",)}  # fmt: skip
@@ -102,6 +102,24 @@ def test_people_read_a_second_table(form: str) -> None:
     assert "flash_fwd<" not in text
 
 
+def test_a_profile_lists_the_kernels_that_count() -> None:
+    rows = group_kernels(
+        [("_mmq_kernel", 900.0), ("_sum_kernel", 95.0), ("_tiny_kernel", 5.0)],
+        {"_mmq_kernel": ("mmq",), "_sum_kernel": ("mmq",), "_tiny_kernel": ("mmq",)},
+    )
+    reports = [
+        KernelReport(512, 1000.0, rows, pass_us=1250.0),
+        KernelReport(0, 1000.0, rows, steps=4, depth=512, pass_us=2000.0),
+    ]
+    text = kernels_report(reports, "md", subject="m", provenance={}, notes=["said."])
+    assert "m: GPU kernel time by op, pp512" in text
+    assert "without the profiler: 1.25 ms, kernels 80% of it" in text
+    assert "without the profiler: 0.500 ms a token, kernels 50% of it" in text
+    assert text.count("_sum_kernel") == text.count("9.5%") == 2
+    assert "_tiny_kernel" not in text
+    assert text.rstrip().endswith("said.")
+
+
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
 def test_lines_hold_results_alone(form: str) -> None:
     assert "mmq" not in bench_report(table(), kernels(), form)
@@ -161,7 +179,11 @@ def test_single_tokens_are_timed_behind_their_context(gpu: Any) -> None:
     assert report.to_dict()["test"] == "tg5 @ d7"
     assert calls_from_the_profile(gpu) == ["step"] * 5 + ["reset"]
     before = [call[0] for call in gpu.calls][:-7]
-    assert before == ["reset", "prefill", "step", "step", "step", "reset", "prefill"]
+    assert before == [
+        "reset", "prefill", *["step"] * 3,
+        "reset", "prefill", *["step"] * 5,
+        "reset", "prefill",
+    ]  # fmt: skip
 
 
 def test_a_prompt_is_timed_behind_its_context(gpu: Any) -> None:

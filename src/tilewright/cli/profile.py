@@ -72,8 +72,8 @@ def profile_command(
 
     Each launch of a captured model is timed on the model's own buffers, in order; other models are
     timed by hooks around their modules. The report states what timing adds, and how far the parts
-    add up to a pass without instruments. On a GPU, torch's profiler times every kernel, and they
-    are listed by op.
+    add up to a pass without instruments. On a GPU, torch's profiler times every kernel; they are
+    listed by op, beside what a pass takes without the profiler.
     """
     if not n_prompt and not n_gen:
         raise click.UsageError("nothing to time: give -p or -n a value above 0")
@@ -91,7 +91,9 @@ def profile_command(
         from tilewright.report.bench import kernels_report
 
         record = provenance(["tilewright", *sys.argv[1:]], threads=used)
-        reports = _kernel_times(loaded, n_prompt, n_gen, n_depth, seed)
+        reports, stepped = _kernel_times(loaded, n_prompt, n_gen, n_depth, seed)
+        if stepped is not None:
+            notes.append(f"{stepped[0].upper()}{stepped[1:]}.")
         text = kernels_report(
             reports, output, subject=model_name(model), provenance=record, notes=notes,
             width=width, color=color,
@@ -151,9 +153,11 @@ def _checked(model: Any, activations: str, n_prompt: int, seed: int, device: str
 
 def _kernel_times(
     model: Any, n_prompt: int, n_gen: int, n_depth: int, seed: int
-) -> list[KernelReport]:
-    """Kernels of a prompt, then those of single tokens behind it, as far as they are wanted."""
-    from tilewright.model.generate import decoder_for
+) -> tuple[list[KernelReport], str | None]:
+    """Kernels of a prompt, then those of single tokens behind it, as far as they are wanted; and
+    how a token is launched.
+    """
+    from tilewright.model.generate import decoder_for, how_stepped
     from tilewright.model.kernel_time import prefill_kernel_time, step_kernel_time
 
     decoder = decoder_for(model)
@@ -163,4 +167,4 @@ def _kernel_times(
     if n_gen:
         depth = n_depth + n_prompt
         found.append(step_kernel_time(model, decoder, n_gen, depth=depth, seed=seed))
-    return found
+    return found, how_stepped(model, decoder) if n_gen else None

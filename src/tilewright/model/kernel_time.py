@@ -3,7 +3,7 @@
 torch's profiler names every kernel and says how long it ran. Tilewright's kernels are told by the
 functions that are defined in the folders of the ops; attention and dense products by the names that
 torch's libraries give theirs. The sum is the time that the GPU worked: a pass takes longer where it
-waits for its launches.
+waits for its launches, which a pass without the profiler says beside it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,8 @@ class KernelReport:
         rows: by op, the longest first.
         steps: single tokens that were timed; 0 for a prefill.
         depth: tokens in the context before.
+        pass_us: what the same took without the profiler, from the call to the logits on the host;
+            None where that was not timed.
     """
 
     tokens: int
@@ -73,6 +76,7 @@ class KernelReport:
     rows: tuple[KernelTime, ...]
     steps: int = 0
     depth: int = 0
+    pass_us: float | None = None
 
     @property
     def test(self) -> str:
@@ -85,6 +89,7 @@ class KernelReport:
         return {
             "test": self.test,
             "total_us": self.total_us,
+            "pass_us": self.pass_us,
             "rows": [
                 {
                     "op": row.op, "us": row.us, "share": row.share, "launches": row.launches,
@@ -160,7 +165,7 @@ def _library_op(name: str) -> str:
 def prefill_kernel_time(
     model: Any, decoder: Decoder, tokens: int, *, depth: int = 0, seed: int = 0
 ) -> KernelReport:
-    """Run one prompt under torch's profiler, after one without it.
+    """Run one prompt under torch's profiler, after two without it, the second of them timed.
 
     Args:
         model: on a GPU.
@@ -180,16 +185,18 @@ def prefill_kernel_time(
     _feed(decoder, ids[:, :depth])
     decoder.prefill(ids[:, depth:])
     _feed(decoder, ids[:, :depth])
+    pass_us = _timed(lambda: decoder.prefill(ids[:, depth:]))
+    _feed(decoder, ids[:, :depth])
     rows = _profiled(lambda: decoder.prefill(ids[:, depth:]))
     decoder.reset()
-    return KernelReport(tokens, sum(row.us for row in rows), rows, depth=depth)
+    return KernelReport(tokens, sum(row.us for row in rows), rows, depth=depth, pass_us=pass_us)
 
 
 @torch.inference_mode()
 def step_kernel_time(
     model: Any, decoder: Decoder, steps: int, *, depth: int = 0, seed: int = 0
 ) -> KernelReport:
-    """Run single tokens under torch's profiler, after some without it.
+    """Run single tokens under torch's profiler, after the same without it, which are timed.
 
     Args:
         model, decoder, depth, seed: as `prefill_kernel_time`.
@@ -211,9 +218,18 @@ def step_kernel_time(
     _feed(decoder, ids[:, :depth])
     run(tokens[:_WARM_STEPS])
     _feed(decoder, ids[:, :depth])
+    pass_us = _timed(lambda: run(tokens))
+    _feed(decoder, ids[:, :depth])
     rows = _profiled(lambda: run(tokens))
     decoder.reset()
-    return KernelReport(0, sum(row.us for row in rows), rows, steps, depth)
+    return KernelReport(0, sum(row.us for row in rows), rows, steps, depth, pass_us)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    """Microseconds of `run`, which ends with logits on the host."""
+    begin = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - begin) / 1e3
 
 
 def _feed(decoder: Decoder, ids: torch.Tensor) -> None:

@@ -80,6 +80,7 @@ def bench_table(
     return Table("", _COLUMNS, rows, notes=notes, provenance=provenance)
 
 
+_LEAST_SHARE = 0.01  # of all time, of a kernel that is listed by itself
 _KERNEL_COLUMNS = (
     Column("op", "op"),
     Column("us", "ms", right=True, show=lambda row: f"{row['us'] / 1e3:.2f}"),
@@ -87,22 +88,43 @@ _KERNEL_COLUMNS = (
     Column("launches", "launches", right=True),
     Column("longest", "longest kernel"),
 )
+_EACH_COLUMNS = (*_KERNEL_COLUMNS[:-1], Column("longest", "kernel"))
 
 
-def kernel_table(report: KernelReport, notes: Sequence[str] = ()) -> Table:
-    """One row an op, below them the total, and then the notes."""
-    rows = [
-        {
-            "op": row.op,
-            "us": row.us,
-            "share": row.share,
-            "launches": row.launches,
-            "longest": _short(row.kernels[0][0]),
-        }
-        for row in report.rows
-    ]
-    total = f"total kernel time at {report.test}: {report.total_us / 1e3:.2f} ms"
-    return Table(f"GPU kernel time by op, {report.test}", _KERNEL_COLUMNS, rows, [total, *notes])
+def kernel_table(report: KernelReport, notes: Sequence[str] = (), *, each: bool = False) -> Table:
+    """One row an op, below them the total, and then the notes.
+
+    Args:
+        each: below an op of several kernels, a row for each that counts.
+    """
+    rows = []
+    for op in report.rows:
+        rows.append(_kernel_row(op.op, op.us, op.share, op.launches, op.kernels[0][0]))
+        if each and len(op.kernels) > 1:
+            for name, us, launches in op.kernels:
+                share = us / report.total_us if report.total_us else 0.0
+                if share >= _LEAST_SHARE:
+                    rows.append(_kernel_row("", us, share, launches, name))
+    return Table(
+        f"GPU kernel time by op, {report.test}", _EACH_COLUMNS if each else _KERNEL_COLUMNS,
+        rows, [*_kernel_totals(report), *notes],
+    )  # fmt: skip
+
+
+def _kernel_row(op: str, us: float, share: float, launches: int, name: str) -> dict[str, Any]:
+    return {"op": op, "us": us, "share": share, "launches": launches, "longest": _short(name)}
+
+
+def _kernel_totals(report: KernelReport) -> list[str]:
+    """The sum, and what the same took without the profiler."""
+    lines = [f"total kernel time at {report.test}: {report.total_us / 1e3:.2f} ms"]
+    if report.pass_us is not None:
+        whole, count = report.pass_us / 1e3, max(report.steps, 1)
+        what = f"{whole / count:.3f} ms a token" if report.steps else f"{whole:.2f} ms"
+        lines.append(
+            f"without the profiler: {what}, kernels {report.total_us / report.pass_us:.0%} of it"
+        )
+    return lines
 
 
 def _short(name: str) -> str:
@@ -141,7 +163,9 @@ def kernels_report(
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """Kernel times alone: a table each, the notes below the last; in JSON, under "kernel_time"."""
+    """Kernel times alone: a table each, with the kernels of each op, the notes below the last; in
+    JSON, under "kernel_time".
+    """
     if form == "json":
         whole = {
             "provenance": provenance,
@@ -150,7 +174,7 @@ def kernels_report(
             "kernel_time": [report.to_dict() for report in reports],
         }
         return json.dumps(whole, indent=2, allow_nan=False) + "\n"
-    tables = [kernel_table(report) for report in reports[:-1]]
-    tables += [kernel_table(report, notes) for report in reports[-1:]]
+    tables = [kernel_table(report, each=True) for report in reports[:-1]]
+    tables += [kernel_table(report, notes, each=True) for report in reports[-1:]]
     tables = [replace(table, title=f"{subject}: {table.title}") for table in tables]
     return "\n".join(render(table, form, width=width, color=color) for table in tables)
