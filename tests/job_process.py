@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from tilewright.tiles.tile import Tile
 
-__all__ = ["in_two_runs", "run_script", "some_slow"]
+__all__ = ["in_two_runs", "run_script", "some_slow", "two_runs"]
 
 
 def run_script(
@@ -41,7 +41,16 @@ def in_two_runs(
     script: Path, jobs: Mapping[str, Any], slow: Container[str], cache: Path, timeout: float = 600
 ) -> Mapping[str, dict[str, Any]]:
     """The results as `run_script` has them, quick jobs and slow ones each run when first needed."""
-    return _TwoRuns(script, jobs, slow, cache, timeout)
+    return two_runs(lambda some: run_script(script, some, cache, timeout), jobs, slow)
+
+
+def two_runs(
+    run: Callable[[dict[str, Any]], Mapping[str, dict[str, Any]]],
+    jobs: Mapping[str, Any],
+    slow: Container[str],
+) -> Mapping[str, dict[str, Any]]:
+    """What `run` makes of the jobs, quick ones and slow ones each run when first needed."""
+    return _TwoRuns(run, jobs, slow)
 
 
 def some_slow(names: Iterable[str], slow: Container[str]) -> list[Any]:
@@ -50,11 +59,8 @@ def some_slow(names: Iterable[str], slow: Container[str]) -> list[Any]:
 
 
 class _TwoRuns(Mapping[str, dict[str, Any]]):
-    def __init__(
-        self, script: Path, jobs: Mapping[str, Any], slow: Container[str], *rest: Any
-    ) -> None:
-        self._script = script
-        self._rest = rest
+    def __init__(self, run: Any, jobs: Mapping[str, Any], slow: Container[str]) -> None:
+        self._run = run
         self._waiting = [
             {name: job for name, job in jobs.items() if (name in slow) is late}
             for late in (False, True)
@@ -66,7 +72,7 @@ class _TwoRuns(Mapping[str, dict[str, Any]]):
         for jobs in self._waiting:
             if name in jobs:
                 self._waiting.remove(jobs)
-                self._found |= run_script(self._script, jobs, *self._rest)
+                self._found.update(self._run(jobs))
                 break
         return self._found[name]
 

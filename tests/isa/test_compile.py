@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from isa.compiling import HAS_TRITON, NO_TRITON, Job, run_jobs, run_python
+from job_process import some_slow, two_runs
 from tilewright.errors import FormatError, TileError, UnsupportedError
 from tilewright.isa.compile import OPS, compile_tile, default_tile
 from tilewright.isa.launches import EXPERTS, _experts
@@ -182,14 +183,15 @@ LAUNCHED = {
     "conv1d gfx90a": (replace(CONVOLUTION, arch="gfx90a"), "conv state"),
     "conv1d sm_90": (replace(CONVOLUTION, arch="sm_90"), "conv state"),
 }  # fmt: skip
+LATE = {"moe gfx90a", "moe sm_90 many", "moe odd", "moe uint4", "ssd gfx90a", "ssd walk"}  # slow
 
 
 @pytest.fixture(scope="module")
 def launched() -> Mapping[str, dict[str, Any]]:
-    return run_jobs({name: job for name, (job, _) in LAUNCHED.items()})
+    return two_runs(run_jobs, {name: job for name, (job, _) in LAUNCHED.items()}, LATE)
 
 
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", some_slow(LAUNCHED, LATE))
 def test_every_kernel_of_a_launch_is_compiled_and_fits(
     launched: Mapping[str, dict[str, Any]], name: str
 ) -> None:
@@ -203,7 +205,7 @@ def test_every_kernel_of_a_launch_is_compiled_and_fits(
         assert kernel["resources"]["programs"] >= 1
 
 
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", some_slow(LAUNCHED, LATE))
 def test_only_kernels_that_multiply_weights_are_reckoned_by_them(
     launched: Mapping[str, dict[str, Any]], name: str
 ) -> None:
