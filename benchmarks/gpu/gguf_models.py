@@ -393,6 +393,7 @@ def _warming(args: argparse.Namespace, shape: Shape) -> Callable[[], None]:
 
     longest = max([int(word) for word in args.prompts.split(",")] or [1])
     rows = {1, _FEW, min(longest, 4096), *([args.check_tokens] if args.check_layers else [])}
+    rows |= {longest} if shape.experts else set()  # experts meet other tiles there
     return Warming(shape, sorted(rows), args.dtype, args.activations).wait
 
 

@@ -220,6 +220,7 @@ def _compiling(args: argparse.Namespace) -> Callable[[], None]:
 
     rows = {1, _FEW, min(4096, max([1, *args.prompts]))}
     rows |= {args.check_tokens} if args.check_layers else set()
+    rows |= set(args.prompts) if shape_of(args).experts else set()
     return Warming(shape_of(args), sorted(rows), args.dtype, "float").wait
 
 

@@ -13,10 +13,12 @@ perplexity. The model is loaded packed onto the GPU, in each dtype, and:
    not hide what comes after it;
 3. is scored on the reference's chunks of text.
 
-Kernels are compiled beforehand in many processes (`warm_models`), unless --no-warm says not to.
+Kernels are compiled beforehand in many processes (`warm_models`), unless --no-warm says not to. The
+result file is written after each dtype; one that fails is noted there, and the others go on.
 
-Exit code 3: an id other than the reference's where that was sure (`SURE`), or a perplexity off by
-more than `OFF`. Both follow from the dtype: half a unit of float16 in a logit of 20 is 0.008.
+Exit codes: 1, a dtype failed; 3, an id other than the reference's where that was sure (`SURE`), or
+a perplexity off by more than `OFF`. Both follow from the dtype: half a unit of float16 in a logit
+of 20 is 0.008.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,8 +62,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """The result; the file must be the reference's, byte for byte."""
+def run(args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The result; the file must be the reference's, byte for byte.
+
+    Args:
+        keep: is given what there is after every dtype.
+    """
     kept = json.loads(args.reference.read_text(encoding="utf-8"))
     model = model_record(args.model)
     if model["sha256"] != kept["model"]["sha256"]:
@@ -80,6 +87,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "greedy": {},
         "fed": {},
         "seconds": {},
+        "failed": {},
     }
     right = [Greedy(one["ids"], one["gaps"]) for one in kept["reference"]]
     prompts = [one["prompt_ids"] for one in kept["prompts"]]
@@ -95,9 +103,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         result["seconds"]["compiling"] = round(time.monotonic() - started, 1)
     for dtype in dtypes:
         started = time.monotonic()
-        of_dtype(args, dtype, text, prompts, right, result)
+        try:
+            of_dtype(args, dtype, text, prompts, right, result)
+        except Exception as error:  # the other dtypes may still be right
+            traceback.print_exc()
+            result["failed"][dtype] = f"{type(error).__name__}: {error}"[:300]
+            for part in ("greedy", "fed", "perplexity"):
+                result[part].pop(dtype, None)
         result["seconds"][dtype] = round(time.monotonic() - started, 1)
-    result["faults"] = faults(result)
+        result["faults"] = faults(result)
+        keep(result)
     return result
 
 
@@ -179,7 +194,9 @@ def faults(result: dict[str, Any]) -> list[str]:
 def report(result: dict[str, Any]) -> str:
     """A line a dtype, then the faults."""
     right = result["perplexity"]["transformers"]["value"]
-    lines = [f"{result['model']['file']}; {result['stepped']}; float32 perplexity {right:.4f}"]
+    stepped = result.get("stepped")
+    lines = [f"{result['model']['file']}; {stepped}; float32 perplexity {right:.4f}"]
+    lines += [f"{dtype}: failed: {why}" for dtype, why in result["failed"].items()]
     for dtype, rows in result["greedy"].items():
         steps = sum(row["steps"] for row in result["fed"][dtype])
         same = sum(row["same"] for row in result["fed"][dtype])
@@ -203,10 +220,12 @@ def report(result: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
-    result = run(args)
-    path = write(result, f"h200-quality-{slug(args.model)}", args.out)
-    print(f"{report(result)}\n{path.name}")
-    return 3 if result["faults"] else 0
+    name = f"h200-quality-{slug(args.model)}"
+    result = run(
+        args, lambda found: print(f"{write(found, name, args.out).name} written", flush=True)
+    )
+    print(report(result))
+    return 3 if result["faults"] else 1 if result["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -133,6 +133,25 @@ def test_another_perplexity_is_a_fault(scripts: Any, kept: Any, tmp_path: Path) 
     assert run(scripts, kept, tmp_path, changed, "--chunks", "2") == 0  # nothing to be held to
 
 
+def test_a_dtype_that_fails_is_noted_and_the_others_go_on(
+    scripts: Any, kept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = scripts("real_model")
+    right = script.of_dtype
+
+    def broken(args: Any, dtype: str, *others: Any) -> None:
+        right(args, dtype, *others)
+        if dtype == "bfloat16":
+            raise RuntimeError("out of shared memory")
+
+    monkeypatch.setattr(script, "of_dtype", broken)
+    assert run(scripts, kept, tmp_path, {}, "--dtypes", "bfloat16,float32") == 1
+    result = written(tmp_path)
+    assert result["failed"] == {"bfloat16": "RuntimeError: out of shared memory"}
+    assert list(result["greedy"]) == ["float32"]
+    assert result["faults"] == []
+
+
 def test_another_file_is_refused(scripts: Any, kept: Any, tmp_path: Path) -> None:
     changed = {"model": {**kept[2]["model"], "sha256": "0" * 64}}
     with pytest.raises(SystemExit, match="m.gguf is not the file of reference.json"):
