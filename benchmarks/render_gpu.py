@@ -151,18 +151,18 @@ def _figure(figures: Mapping[str, Any], case: Mapping[str, Any]) -> float | None
 
 def gguf_model_table(result: Mapping[str, Any], subject: str) -> str:
     """Throughput of a synthetic model, and where its kernels spend a prefill."""
-    timed, gpu = result["timed"], result["origin"]["gpu"]["name"]
+    timed, gpu, checked = result["timed"], result["origin"]["gpu"]["name"], result["check"]
+    anchored = any("llama_cpp_ts" in row for row in timed["results"])
     rows = []
     for row in timed["results"]:
         some = row["samples_ts"]
         peer, ratio = row.get("llama_cpp_ts"), row.get("ratio")
         rows.append(
-            [
-                row["test"], f"{row['median_ts']:.0f} ({min(some):.0f}-{max(some):.0f})",
-                f"{peer:g}" if peer else "", f"{ratio:.2f}x" if ratio else "",
-            ]
-        )  # fmt: skip
-    lines = [markdown([subject, "tok/s", "llama.cpp*", "vs llama.cpp*"], rows), ""]
+            [row["test"], f"{row['median_ts']:.0f} ({min(some):.0f}-{max(some):.0f})"]
+            + [f"{peer:g}" if peer else "", f"{ratio:.2f}x" if ratio else ""][: 2 * anchored]
+        )
+    header = [subject, "tok/s", *["llama.cpp*", "vs llama.cpp*"][: 2 * anchored]]
+    lines = [markdown(header, rows), ""]
     if timed["kernel_time"]:
         kernels = timed["kernel_time"]
         rows = [
@@ -172,13 +172,20 @@ def gguf_model_table(result: Mapping[str, Any], subject: str) -> str:
         total = f"total kernel time at {kernels['test']}"
         rows.append([total, f"{kernels['total_us'] / 1e3:.2f}", "", ""])
         lines += [markdown(["op", "ms", "share", "launches"], rows), ""]
-    lines.append(
+    # Of a mixture the median token says it: near choices of experts part.
+    median = result["model"].get("experts") and checked.get("median_token_error")
+    within = f"{median:.1e} (median token)" if median else f"{checked['logits_error']:.1e}"
+    note = (
         f"{gpu}, {result['origin']['date'][:10]}; seeded random weights, {result['dtype']}; median "
         f"(range) of {len(timed['results'][0]['samples_ts'])} repetitions; logits within "
-        f"{result['check']['logits_error']:.1e} of the dequantized weights'. * llama.cpp's figures "
-        "are of another run on such a GPU (flash attention on), not paired with these."
+        f"{within} of the dequantized weights'."
     )
-    return "\n".join(lines)
+    if anchored:
+        note += (
+            " * llama.cpp's figures are of another run on such a GPU (flash attention on), not "
+            "paired with these."
+        )
+    return "\n".join([*lines, note])
 
 
 _TITLES = {

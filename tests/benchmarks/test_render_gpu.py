@@ -185,6 +185,23 @@ def test_a_model_shows_where_its_kernels_spend_a_prefill(render: Any, tmp_path: 
     assert "| pp4096 | 300 (290-310) | 100 | 3.00x |" in text
     assert "| mmq | 1.50 | 75.0% | 7 |" in text
     assert "| total kernel time at pp4096 | 2.00 |  |  |" in text
+    assert "logits within 1.0e-03 of" in text
+    assert "* llama.cpp's figures are of another run" in text
+
+
+def test_a_mixture_without_figures_of_llama_cpp(render: Any, tmp_path: Path) -> None:
+    row = {"test": "pp4096", "median_ts": 300.0, "samples_ts": [290.0, 310.0]}
+    content = {
+        "kind": "gpu-gguf-model", "origin": {"date": "2030-01-01", "gpu": {"name": "NVIDIA H200"}},
+        "model": {"name": "qwen3-30b-a3b", "experts": 128}, "dtype": "float16",
+        "check": {"logits_error": 1e-2, "median_token_error": 9e-4},
+        "timed": {"results": [row], "kernel_time": None},
+    }  # fmt: skip
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-gguf-model -->\n<!-- /results -->\n", tmp_path)
+    assert "| qwen3-30b-a3b | tok/s |\n| --- | ---: |\n| pp4096 | 300 (290-310) |" in text
+    assert "logits within 9.0e-04 (median token) of the dequantized weights'." in text
+    assert "llama.cpp" not in text
 
 
 def bar(name: str, least: float, mean: float, worst: float, **changed: Any) -> dict[str, Any]:
