@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import triton_interpreter  # noqa: F401
+from quick import latin, one_in
 from tilewright.device import INTERPRETER
 from tilewright.errors import TileError
 from tilewright.formats.blocks import BLOCK_TYPES
@@ -157,7 +158,7 @@ def test_weights_are_the_files_numbers(name):
     assert (np.abs(y.T.double().numpy() - right) <= 2**-22 * parts).all()
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", one_in(2, TYPES))
 def test_every_type_under_every_schedule(name):
     i = TYPES.index(name)
     dtype = ("float16", "bfloat16", "float32")[i % 3]
@@ -213,7 +214,7 @@ def test_offsets_past_2_gb_are_computed_in_64_bits(monkeypatch):
         held(Case("mmq", name, "float16", 17, 40, k_of(name, 2), 0, "int8"), stream(7))
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "Q2_K"])
+@pytest.mark.parametrize("name", one_in(2, ("Q4_0", "Q4_K", "Q6_K", "Q2_K")))
 def test_the_error_is_that_of_rounding_x(name):
     """Gaussian x: the largest of 32 values squared is 5.5 on average, so that d^2 / 12 is 2.9e-5 of
     the square of a value, and of y."""
@@ -234,8 +235,7 @@ def test_the_error_is_that_of_rounding_x(name):
 
 
 @pytest.mark.parametrize("tile", [SMALL, split(2), stream(7)], ids=["whole", "split", "stream"])
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
-@pytest.mark.parametrize("bad", [NAN, float("inf")])
+@pytest.mark.parametrize(("bad", "name"), latin(2, (NAN, float("inf")), ("Q4_K", "Q6_K", "Q8_0")))
 def test_what_is_no_number_reaches_its_rows_and_no_other(bad, name, tile):
     case = Case("mmq", name, "float32", 18, 40, 256, 0, "int8")
     inputs = SPEC.make_inputs(case, 0)
