@@ -9,7 +9,8 @@ and kernels. The base launches each operation of each token from Python, keys an
 that grows; ours replays one graph a token over a cache of fixed places
 (`tilewright.model.captured`). A sample is the mean time of `--steps` tokens behind a prompt.
 
-Before anything is timed both are fed the same tokens: their logits may differ by roundings alone.
+Before anything is timed both are fed the same prompt and the same tokens behind it: their logits
+may differ by roundings alone.
 What ours computes is compared again, bit for bit, after the timing. Exit code 3: one of these does
 not hold.
 """
@@ -118,13 +119,13 @@ def model_of(args: argparse.Namespace) -> Any:
     return model
 
 
-def fed(decoder: Any, ids: Any) -> Any:
-    """Logits [T - 1, V] after every token but the first, fed one at a time."""
+def fed(decoder: Any, prompt: Any, tokens: Any) -> Any:
+    """Logits [T, V] after each of `tokens` [T], fed one at a time behind a prompt [1, P]."""
     import torch
 
     decoder.reset()
-    decoder.prefill(ids[:, :1])
-    return torch.stack([decoder.step(int(token)) for token in ids[0, 1:]])
+    decoder.prefill(prompt)
+    return torch.stack([decoder.step(int(token)) for token in tokens])
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -138,8 +139,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     model = model_of(args)
     loop, ours = TransformersDecoder(model), CapturedDecoder(model)
     draw = torch.Generator().manual_seed(args.seed)
-    ids = torch.randint(0, SIZES["vocab_size"], (1, _CHECKED), generator=draw)
-    right, found = fed(loop, ids), fed(ours, ids)
+    prompt = torch.randint(0, SIZES["vocab_size"], (1, args.prompt), generator=draw)
+    tokens = torch.randint(0, SIZES["vocab_size"], (_CHECKED,), generator=draw)
+    right, found = fed(loop, prompt, tokens), fed(ours, prompt, tokens)
     each = (found - right).norm(dim=1) / right.norm(dim=1)
     gpu = args.device != "cpu"
     result: dict[str, Any] = {
@@ -154,12 +156,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     result["origin"]["versions"] |= versions()
     result["fault"] = fault(result, captured=not gpu or ours.captured)
     if result["fault"] is None:
-        prompt = torch.randint(0, SIZES["vocab_size"], (1, args.prompt), generator=draw)
         arms = {BASE: loop, OURS: ours, CONTROL: loop}
         probe = StateProbe(gpu=EventClock().device_id if gpu else None)
         probe.sample()
-        for decoder in (loop, ours):
-            sample(decoder, prompt, 4)
         blocks: list[Block] = []
         for order in block_orders(list(arms), args.blocks, np.random.default_rng(args.seed)):
             if time.monotonic() - started > args.seconds:
@@ -168,7 +167,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             blocks.append(Block(order, us, probe.sample()))
         result["blocks"] = [block.to_dict() for block in blocks]
         result["judgement"] = judged(blocks, args.seed)
-        if not torch.equal(found, fed(ours, ids)):
+        if not torch.equal(found, fed(ours, prompt, tokens)):
             result["fault"] = "our logits changed while they were timed"
     result["seconds"] = round(time.monotonic() - started, 1)
     return result

@@ -151,3 +151,16 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_bad_tests(counts: tuple[int, int, int], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         BenchTest(*counts)
+
+
+def test_the_longest_test_is_warmed_up_first() -> None:
+    """Its cache is as large as any gets, and the others are warmed up with that one."""
+    model = ScriptedModel()
+    said: list[str] = []
+    tests = [BenchTest(4, 0), BenchTest(0, 3, 5), BenchTest(9, 0)]
+    results = bench(
+        model, None, tests, repetitions=1, clock=model.clock,
+        progress=lambda what, done, total: said.append(what),
+    )  # fmt: skip
+    assert said[:3] == ["pp9 warm-up", "tg3 @ d5 warm-up", "pp4 warm-up"]
+    assert [result.test for result in results] == tests

@@ -115,7 +115,7 @@ def test_a_profile_lists_the_kernels_that_count() -> None:
     assert "m: GPU kernel time by op, pp512" in text
     assert "without the profiler: 1.25 ms, kernels 80% of it" in text
     assert "without the profiler: 0.500 ms a token, kernels 50% of it" in text
-    assert text.count("_sum_kernel") == text.count("9.5%") == 2
+    assert text.count("_sum_kernel") == text.count("9.5%") == text.count("_mmq_kernel") == 2
     assert "_tiny_kernel" not in text
     assert text.rstrip().endswith("said.")
 

@@ -99,12 +99,13 @@ def kernel_table(report: KernelReport, notes: Sequence[str] = (), *, each: bool 
     """
     rows = []
     for op in report.rows:
-        rows.append(_kernel_row(op.op, op.us, op.share, op.launches, op.kernels[0][0]))
-        if each and len(op.kernels) > 1:
-            for name, us, launches in op.kernels:
-                share = us / report.total_us if report.total_us else 0.0
-                if share >= _LEAST_SHARE:
-                    rows.append(_kernel_row("", us, share, launches, name))
+        below = [
+            _kernel_row("", us, us / report.total_us, launches, name)
+            for name, us, launches in op.kernels
+            if each and len(op.kernels) > 1 and us >= _LEAST_SHARE * report.total_us > 0
+        ]
+        longest = "" if below else op.kernels[0][0]
+        rows += [_kernel_row(op.op, op.us, op.share, op.launches, longest), *below]
     return Table(
         f"GPU kernel time by op, {report.test}", _EACH_COLUMNS if each else _KERNEL_COLUMNS,
         rows, [*_kernel_totals(report), *notes],
