@@ -16,21 +16,23 @@ __all__ = ["latin", "one_in"]
 
 
 def one_in(n: int, values: Iterable[Any], key: Callable[[Any], Any] = lambda _: 0) -> list[Any]:
-    """One value in `n` of each group is quick; from group to group it is another one.
+    """One value in `n` of each group is quick, at least one; from group to group another one.
 
     Args:
         values: parameters of a test; a tuple is several.
         key: what the values of a group have in common; without it they are one group.
     """
-    groups: dict[Any, int] = {}
-    ranks: dict[Any, int] = {}
-    found = []
-    for value in values:
-        group = key(value)
-        shift = groups.setdefault(group, len(groups))
-        rank = ranks[group] = ranks.get(group, -1) + 1
-        found.append(_param(value, (rank + shift) % n == 0))
-    return found
+    values = list(values)
+    groups: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        groups.setdefault(key(value), []).append(place)
+    quick = {
+        place
+        for shift, places in enumerate(groups.values())
+        for rank, place in enumerate(places)
+        if (rank + shift) % min(n, len(places)) == 0
+    }
+    return [_param(value, place in quick) for place, value in enumerate(values)]
 
 
 def latin(n: int, *axes: Sequence[Any]) -> list[Any]:
