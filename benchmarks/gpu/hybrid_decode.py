@@ -11,8 +11,8 @@ that grows; ours replays one graph a token over a cache of fixed places
 
 Before anything is timed both are fed the same prompt and the same tokens behind it: their logits
 may differ by roundings alone.
-What ours computes is compared again, bit for bit, after the timing. Exit code 3: one of these does
-not hold.
+What ours computes is compared again, bit for bit, after the timing; then torch's profiler says which
+kernels its tokens are made of. Exit code 3: one of these does not hold.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ SIZES: dict[str, Any] = {
 
 _KINDS = {"M": "linear_attention", "-": "mlp", "*": "full_attention"}
 _CHECKED = 24  # tokens fed to both
+_PROFILED = 16
 _MOST_ERROR = {"float16": 0.02, "bfloat16": 0.15, "float32": 1e-3}
 """Of a token's logits, relative, in the Euclidean norm."""
 
@@ -134,6 +135,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     from tilewright.model.captured import CapturedDecoder
     from tilewright.model.generate import TransformersDecoder, how_stepped
+    from tilewright.model.kernel_time import step_kernel_time
 
     started = time.monotonic()
     model = model_of(args)
@@ -152,6 +154,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "error": float(each.max()), "most_error": _MOST_ERROR[args.dtype],
         "same_first": float((found.argmax(1) == right.argmax(1)).double().mean()),
         "stepped": how_stepped(model, ours), "fault": None, "judgement": None, "blocks": [],
+        "kernel_time": None,
     }  # fmt: skip
     result["origin"]["versions"] |= versions()
     result["fault"] = fault(result, captured=not gpu or ours.captured)
@@ -169,6 +172,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         result["judgement"] = judged(blocks, args.seed)
         if not torch.equal(found, fed(ours, prompt, tokens)):
             result["fault"] = "our logits changed while they were timed"
+        elif gpu:
+            kernels = step_kernel_time(model, ours, _PROFILED, depth=args.prompt, seed=args.seed)
+            result["kernel_time"] = kernels.to_dict()
     result["seconds"] = round(time.monotonic() - started, 1)
     return result
 
@@ -216,6 +222,12 @@ def report(result: dict[str, Any]) -> str:
         lines.append(
             f"a token: {us[BASE]:.0f} us by {BASE}, {us[OURS]:.0f} us by a {OURS}: "
             f"{judgement['verdict']} {judgement['ratio']:.3f}x in {len(result['blocks'])} blocks"
+        )
+    kernels = result["kernel_time"]
+    for row in kernels["rows"] if kernels else ():
+        lines.append(
+            f"{row['op']:10} {row['us'] / _PROFILED:8.1f} us a token {row['share']:6.1%} "
+            f"{row['launches'] / _PROFILED:6.1f} launches  {row['kernels'][0]['name'][:60]}"
         )
     return "\n".join([*lines, f"{result['seconds']} s"])
 
