@@ -11,8 +11,8 @@ that grows; ours replays one graph a token over a cache of fixed places
 
 Before anything is timed both are fed the same prompt and the same tokens behind it: their logits
 may differ by roundings alone.
-What ours computes is compared again, bit for bit, after the timing; then torch's profiler says which
-kernels its tokens are made of. Exit code 3: one of these does not hold.
+What ours computes is compared again, bit for bit, after the timing; then torch's profiler says
+which kernels its tokens are made of. Exit code 3: logits differ, or nothing was captured.
 """
 
 from __future__ import annotations
