@@ -186,6 +186,14 @@ def test_which_models_are_served(models: dict[str, Any], monkeypatch: pytest.Mon
     plain = script("make_hybrid").plain_model("bamba")
     assert why_not_captured(plain) == "BambaForCausalLM has no scans"
 
+    def refuse(model: Any, places: int) -> Any:
+        raise KeyError("linear_attention")
+
+    monkeypatch.setattr(captured, "_static", refuse)
+    assert why_not_captured(hybrid) == (
+        "transformers makes no static cache for it (KeyError: 'linear_attention')"
+    )
+
 
 def test_a_hybrid_on_a_gpu_says_how_it_is_stepped(
     models: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,11 @@ def _why_not_static(model: Any) -> str | None:
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     if not any(isinstance(module, SSMMixer) for module in modules):
         return f"{type(model).__name__} has no scans"
-    if any(getattr(layer, "is_sliding", False) for layer in _static(model, _PLACES).layers):
+    try:
+        layers = _static(model, _PLACES).layers
+    except Exception as error:  # a version of transformers, or a kind of layer, without one
+        return f"transformers makes no static cache for it ({type(error).__name__}: {error})"
+    if any(getattr(layer, "is_sliding", False) for layer in layers):
         return "its attention has a window"
     return None
 
