@@ -79,6 +79,7 @@ def model_of(args: argparse.Namespace) -> Any:
 
     from tilewright.layout.blocks import pack_blocks_for
     from tilewright.model.layers import QuantLinear
+    from tilewright.model.norms import fuse_norms
     from tilewright.model.ssm import QuantHead, inject_ssm
 
     kinds = [_KINDS[kind] for kind in PATTERN[: args.layers]]
@@ -117,6 +118,8 @@ def model_of(args: argparse.Namespace) -> Any:
     if left:
         raise SystemExit(f"{left[0]}: a buffer of the model that nothing fills")
     inject_ssm(model)
+    if args.device != "cpu":
+        fuse_norms(model)  # as loading does
     return model
 
 

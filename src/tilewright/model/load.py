@@ -18,6 +18,7 @@ from tilewright.errors import FormatError, UnsupportedError
 from tilewright.model.hybrid_config import HYBRIDS
 from tilewright.model.info import LoadInfo
 from tilewright.model.join import join_products
+from tilewright.model.norms import fuse_norms
 from tilewright.model.placement import Placement, place, suited
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def load(
         model, tokenizer = _load_gguf(path, activations, where, dtype)
     else:
         model, tokenizer = _load_folder(path, activations, where, dtype)
+    if not where.on_cpu:
+        fuse_norms(model)
     line = model.tilewright_info.dequantized_line()
     if line is not None:
         log.warning(line)
