@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 TORCH := torch==2.13.0
+TEST_JOBS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_FL
 
 help:
 	@echo 'make demo      fetch a small model, verify its products, chat, bench, tune, compare'
-	@echo 'make test      the tests without the slow ones'
+	@echo 'make test      the tests without the slow ones, in TEST_JOBS=2 processes'
 	@echo 'make test-all  all tests; the slow ones fetch models'
 	@echo 'make check     ruff and mypy'
 	@echo 'make format    ruff format, and the fixes ruff is sure of'
@@ -33,8 +34,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# A file's tests stay in one process: what they compile, they compile once.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m 'not slow'
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -q

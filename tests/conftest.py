@@ -11,6 +11,10 @@ from typing import Any
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "2")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads that wait would spin on the cores that the other process computes on.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Tables that a developer tuned on this machine must not decide what the tests run.
 os.environ["TILEWRIGHT_TILES"] = tempfile.mkdtemp(prefix="tilewright-no-tiles-")
 
