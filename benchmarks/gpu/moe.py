@@ -55,9 +55,7 @@ EXPERTS, USED, INNER, HIDDEN = 128, 8, 768, 2048
 TOKENS = (1, 8, 32, 128, 512)
 _LAYERS = (1, 128)
 _GEMV = "gemv(block_n=4, block_k=512, num_warps=2, num_stages=1)"
-_SORTED = (
-    "hopper(block_n=128, block_m={m}, num_stages=6, w_stages=4, w_warps=2, programs={programs})"
-)
+_SORTED = "hopper(block_n=128, block_m={m}, num_stages=4, programs={programs})"
 """Arms more, of the forms that the default leaves for others: few slots without matrix units, few
 slots sorted, and one program on a multiprocessor."""
 _PERIOD = 4  # experts after which weights repeat

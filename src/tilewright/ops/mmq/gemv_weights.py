@@ -143,59 +143,102 @@ def level_pair(even, odd, P: tl.constexpr):
 
 
 @triton.jit
+def packed_bit(P: tl.constexpr, LOW: tl.constexpr, CODES: tl.constexpr, dtype: tl.constexpr):
+    """The bit at which `packed_pair` leaves the codes of pair P."""
+    if dtype == tl.float16 and not (CODES == "iq4" or CODES == "fp4"):
+        return LOW * P % 8
+    else:
+        return 0
+
+
+@triton.jit
+def packed_pair(
+    low, high, even, odd, P: tl.constexpr, AT: tl.constexpr, LOW: tl.constexpr,
+    HIGH: tl.constexpr, CODES: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Pair P of words: 1024 + 2^AT code in float16, which has ten bits for them, so that a word is
+    shifted only once a byte, and 128 + code in bfloat16, which has seven.
+
+    Args:
+        even, odd: of `levels`, for codes of a table.
+        AT: of `packed_bit`.
+    """
+    ONES: tl.constexpr = 0x64006400 if dtype == tl.float16 else 0x43004300
+    TABLE: tl.constexpr = CODES == "iq4" or CODES == "fp4"
+    zero = tl.zeros_like(low)
+    pair = low
+    if LOW * P - AT > 0 and not TABLE:
+        pair = low >> (LOW * P - AT)
+    if TABLE:
+        pair = masked_pair(level_pair(even, odd, P), zero + 0x00FF00FF, zero + ONES, False)
+    elif CODES == "signed":
+        pair = masked_pair(pair, zero + 0x00FF00FF, zero + (ONES ^ 0x00800080), True)
+    else:
+        mask = zero + (((1 << LOW) - 1) << AT) * 0x00010001
+        pair = masked_pair(pair, mask, zero + ONES, False)
+    if HIGH > 0:
+        if AT + LOW - HIGH * P > 0:
+            upper = high << (AT + LOW - HIGH * P)
+        else:
+            upper = high >> (HIGH * P - AT - LOW)
+        most = zero + (((1 << HIGH) - 1) << (LOW + AT)) * 0x00010001
+        pair = masked_pair(upper, most, pair, False)
+    return pair
+
+
+@triton.jit
+def exact_pair(
+    pair, AT: tl.constexpr, CODES: tl.constexpr, OFFSET: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """What the codes of a `packed_pair` stand for: less their offset, or a table's levels."""
+    ONE: tl.constexpr = 1024 if dtype == tl.float16 else 128
+    FLIP: tl.constexpr = CODES == "signed"
+    OFF: tl.constexpr = 128 if FLIP or CODES == "iq4" else (16 if CODES == "fp4" else OFFSET)
+    if AT == 0:
+        return less_pair(pair, pattern((tl.zeros_like(pair) + (ONE + OFF)).to(dtype)), dtype)
+    else:
+        f = pattern(tl.full(pair.shape, 1.0 / (1 << AT), dtype))
+        less = pattern(tl.full(pair.shape, 0.0 - ONE / (1 << AT) - OFF, dtype))
+        return fused_pair(pair, f, less, dtype)
+
+
+@triton.jit
+def in_halves(pairs, P: tl.constexpr, dtype: tl.constexpr):
+    """Pairs of words [R, W, 8, 4, 4] as numbers [R, W, 8, 4, 4, P, 2] of `dtype`."""
+    R: tl.constexpr = pairs[0].shape[0]
+    W: tl.constexpr = pairs[0].shape[1]
+    w = joined(pairs, P).reshape(R, W, 8, 4, 4, P)
+    first = (w & 0xFFFF).to(tl.uint16).to(dtype, bitcast=True)
+    second = (w >> 16).to(tl.uint16).to(dtype, bitcast=True)
+    return tl.join(first, second)
+
+
+@triton.jit
 def weights_packed(
     low, high, scale, minimum, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     CODES: tl.constexpr, OFFSET: tl.constexpr, SUBS: tl.constexpr, MINIMUMS: tl.constexpr,
 ):  # fmt: skip
     """Weights [R, W, 8, 4, 4, P, 2] of a unit, two at a time, in the packed instructions of NVIDIA.
 
-    A pair of codes or-ed into the pattern of 1024 is exactly 1024 + 2^s code, s the bit at which
-    the codes lie: float16 has ten bits for them, and a word is shifted only once a byte. bfloat16
-    has seven, and 128 + code.
-
     Args:
         scale, minimum: of each word, in `dtype`: with SUBS integers, and minimums are not added; of
             `two_powers` for "fp4".
     """
     P: tl.constexpr = 16 // LOW
-    HALF: tl.constexpr = dtype == tl.float16
-    ONE: tl.constexpr = 1024 if HALF else 128
-    ONES: tl.constexpr = 0x64006400 if HALF else 0x43004300
-    FLIP: tl.constexpr = CODES == "signed"
-    TABLE: tl.constexpr = CODES == "iq4" or CODES == "fp4"
-    OFF: tl.constexpr = 128 if FLIP or CODES == "iq4" else (16 if CODES == "fp4" else OFFSET)
-    AT_ONCE: tl.constexpr = SUBS and OFF == 0
-    zero = tl.zeros_like(low)
+    ONE: tl.constexpr = 1024 if dtype == tl.float16 else 128
+    AT_ONCE: tl.constexpr = SUBS and CODES == "offset" and OFFSET == 0
     s = pattern(scale)
-    c = zero - 0x7FFF8000  # -0: it leaves every product as it is
+    c = tl.zeros_like(low) - 0x7FFF8000  # -0: it leaves every product as it is
     if MINIMUMS and not SUBS:
         c = pattern(minimum)
     even = low
     odd = low
-    if TABLE:
+    if CODES == "iq4" or CODES == "fp4":
         even, odd = levels(low, CODES)
     pairs = ()
     for p in tl.static_range(P):
-        at = LOW * p % 8 if HALF and not TABLE else 0
-        pair = low
-        if LOW * p - at > 0 and not TABLE:
-            pair = low >> (LOW * p - at)
-        if TABLE:
-            pair = masked_pair(
-                level_pair(even, odd, p), zero + 0x00FF00FF, zero + ONES, False
-            )  # fmt: skip
-        elif FLIP:
-            pair = masked_pair(pair, zero + 0x00FF00FF, zero + (ONES ^ 0x00800080), True)
-        else:
-            mask = zero + (((1 << LOW) - 1) << at) * 0x00010001
-            pair = masked_pair(pair, mask, zero + ONES, False)
-        if HIGH > 0:
-            if at + LOW - HIGH * p > 0:
-                upper = high << (at + LOW - HIGH * p)
-            else:
-                upper = high >> (HIGH * p - at - LOW)
-            most = zero + (((1 << HIGH) - 1) << (LOW + at)) * 0x00010001
-            pair = masked_pair(upper, most, pair, False)
+        at = packed_bit(p, LOW, CODES, dtype)
+        pair = packed_pair(low, high, even, odd, p, at, LOW, HIGH, CODES, dtype)
         if AT_ONCE:  # (1024 + 2^s code) f - 1024 f with f = scale / 2^s: exact if code scale is
             f = s
             if at > 0:
@@ -203,20 +246,11 @@ def weights_packed(
             less = pattern(tl.full(low.shape, 0.0 - ONE / (1 << at), dtype))
             pair = fused_pair(pair, f, fused_pair(s, less, c, dtype), dtype)
         else:
-            if at == 0:
-                pair = less_pair(pair, pattern((zero + (ONE + OFF)).to(dtype)), dtype)
-            else:
-                f = pattern(tl.full(low.shape, 1.0 / (1 << at), dtype))
-                less = pattern(tl.full(low.shape, 0.0 - ONE / (1 << at) - OFF, dtype))
-                pair = fused_pair(pair, f, less, dtype)
-            pair = fused_pair(pair, s, c, dtype)
+            pair = fused_pair(exact_pair(pair, at, CODES, OFFSET, dtype), s, c, dtype)
             if CODES == "fp4":
                 pair = fused_pair(pair, pattern(minimum), c, dtype)
         pairs = pairs + (pair,)
-    w = joined(pairs, P).reshape(low.shape[0], low.shape[1], 8, 4, 4, P)
-    first = (w & 0xFFFF).to(tl.uint16).to(dtype, bitcast=True)
-    second = (w >> 16).to(tl.uint16).to(dtype, bitcast=True)
-    return tl.join(first, second)
+    return in_halves(pairs, P, dtype)
 
 
 @triton.jit

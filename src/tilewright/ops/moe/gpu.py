@@ -79,7 +79,9 @@ def check_operands(op: str, x: Any, ids: Any, experts: GpuWeights, activations: 
 def tile_for(x: torch.Tensor, experts: GpuWeights, slots: int, tile: Tile | None) -> Tile:
     """The tile of a product of `slots` rows: the one given, if it obeys the rules; else the
     table's, if it obeys them for these experts and so many slots (a table's last row stands for any
-    number of them); else the default for this number of experts.
+    number of them); else the default for this number of experts. A tile that was tuned with as many
+    experts as `moe.spec` draws does not serve others whose default is another one: as in `lookup`,
+    it was measured against that.
 
     Raises:
         TileError: the tile breaks a rule of the space.
@@ -102,6 +104,9 @@ def tile_for(x: torch.Tensor, experts: GpuWeights, slots: int, tile: Tile | None
         return default_tile(problem, count, stacked)
     found = choose_tile(problem, MOE_SPACE)
     serves = found.tile.algorithm != "hopper" or stacked
+    if found.row is not None and found.row.source == "tuned":
+        at = problem.bucketed()
+        serves = serves and default_tile(at, count, stacked) == MOE_SPACE.default(at)
     if slots > m_bucket(slots):
         serves = serves and MOE_SPACE.broken_rule(found.tile, problem) is None
     if found.how == "default" or not serves:
@@ -179,7 +184,7 @@ def _launch_hopper(
     """Rows of x by expert, in one launch or in two, and their products."""
     from tilewright.ops.moe.hopper_gemm import launch_moe_hopper
     from tilewright.ops.moe.triton_combine import launch_activate
-    from tilewright.ops.moe.triton_gather import launch_gather
+    from tilewright.ops.moe.triton_gather import launch_gather, row_columns
     from tilewright.ops.moe.triton_route import tiles_of
     from tilewright.ops.moe.triton_scatter import MOST_SLOTS, launch_scatter
 
@@ -187,7 +192,7 @@ def _launch_hopper(
     whole = y
     if act:  # gate and up lie in different warps: they meet in memory
         whole = torch.empty(count, experts.N, device=x.device)
-    rows = torch.empty(count, k, dtype=x.dtype, device=x.device)
+    rows = torch.empty(count, row_columns(k), dtype=x.dtype, device=x.device)
     tiles = tiles_of(count, experts.E, tile.block_m)
     plan = torch.empty(1 + 3 * tiles, dtype=torch.int32, device=x.device)
     if count <= MOST_SLOTS:

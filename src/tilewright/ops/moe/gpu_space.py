@@ -6,8 +6,8 @@
     "gemv"    `triton_gemv`: one slot at a time, block_n rows; every type, and float32.
 
 Defaults on sm_90 follow what one H200 measured of Q4_K, 128 experts of 768 x 2048: what "slots"
-takes grows with the slots, what "hopper" takes with the experts that have any, and at two slots an
-expert they are as fast. Elsewhere nothing was timed.
+takes grows with the slots, what "hopper" takes with the experts that have any, and at one slot and
+a half an expert they are as fast. Elsewhere nothing was timed.
 
 A problem's M counts the slots of all experts. Which height a tile should have depends on how many
 an expert has of them, so `default_tile` takes the number of experts; a table's row was tuned with
@@ -49,13 +49,13 @@ def _bits(weight_type: str) -> tuple[int, int, int]:
 def smem_bytes(tile: Tile, problem: Problem) -> int:
     """An upper bound of the shared memory that a tile makes the compiler allot. "triton": the
     weights of a step once, x and the words and scales of the steps ahead; or the outputs on their
-    way. "hopper": the rings of x and of the weight, and barriers."""
+    way. "hopper": the ring of x, words and numbers, and barriers."""
     low, bits, sub = _bits(problem.weight_type)
     size = _itemsize(problem)
     if tile.algorithm == "hopper":
         words = tile.block_n * 16 * (low + BLOCK_FORMS[problem.weight_type].high_bits)
         numbers = tile.block_n * (128 // sub) * 8
-        return int(tile.num_stages * tile.block_m * 128 + tile.w_stages * (words + numbers) + 1024)
+        return int(tile.num_stages * (tile.block_m * 256 + words + numbers) + 1024)
     w = tile.block_n * tile.block_k * size
     x = tile.block_m * tile.block_k * size
     words = tile.block_n * tile.block_k * bits // 8
@@ -91,10 +91,10 @@ def _fits_registers(tile: Tile, problem: Problem) -> bool:
         small = form is None or (form.low.bits == 4 and form.high is None)
         return bool(tile.block_n <= 32 or small)
     if tile.algorithm == "hopper":
-        if tile.programs == 2:  # 104 registers for each thread that multiplies, or 128
-            high = _rows_of_two(problem.weight_type)
-            return bool(tile.w_warps == 2 and (tile.block_n == 64 or tile.block_m <= high))
-        return bool(tile.w_warps * 32 <= tile.block_n)
+        if tile.programs == 1:
+            return True  # 168 registers for each thread that multiplies, or more
+        # 104 of them, or 128.
+        return bool(tile.block_n == 64 or tile.block_m <= _rows_of_two(problem.weight_type))
     threads = tile.num_warps * warp_size(problem.arch)
     weights = tile.block_n * tile.block_k // threads
     if tile.algorithm == "gemv":
@@ -207,12 +207,13 @@ def _slots(block_n: int, num_warps: int) -> Tile:
 
 def _hopper(block_m: int) -> Iterator[Tile]:
     """Two programs on a multiprocessor where sums leave them registers enough."""
-    tile = Tile.of(
-        "hopper", block_n=128, block_m=block_m, num_stages=6, w_stages=4, w_warps=2, programs=1
-    )
+    tile = Tile.of("hopper", block_n=128, block_m=block_m, num_stages=4, programs=1)
     yield tile.replace(programs=2)
-    yield tile.replace(programs=2, num_stages=4, w_stages=3)
+    yield tile.replace(programs=2, num_stages=3)
+    yield tile.replace(programs=2, num_stages=2)
     yield tile
+    yield tile.replace(num_stages=3)
+    yield tile.replace(num_stages=2)
 
 
 def _has_small_products(arch: str) -> bool:
@@ -223,7 +224,9 @@ def _has_small_products(arch: str) -> bool:
 def _choices(problem: Problem, experts: int, stacked: bool) -> Iterator[Tile]:
     """Tiles for `problem`, the best first; one of them at least obeys the rules."""
     half, amd = problem.act_dtype != "float32", problem.arch.startswith("gfx")
-    if problem.M <= max(_FEW, 2 * experts) and _has_small_products(problem.arch):
+    hopper = stacked and problem.arch == "sm_90"
+    few = 2 * problem.M < 3 * experts if hopper else problem.M <= 2 * experts
+    if (few or problem.M <= _FEW) and _has_small_products(problem.arch):
         yield _slots(16 if problem.M <= _FEW else 32, 4)
     if problem.M <= _FEW:
         if problem.K >= 512:
@@ -232,8 +235,8 @@ def _choices(problem: Problem, experts: int, stacked: bool) -> Iterator[Tile]:
             yield _gemv(8, block_k, 4, 1)
     rows = -(-problem.M // min(experts, problem.M))  # of an expert, if all have as many
     heights = [m for m in (16, 32, 64) if m >= rows * 1.5] or [128]
-    if stacked:
-        yield from _hopper(heights[0])
+    if hopper:  # two programs of 64 rows are faster than one of 128
+        yield from _hopper(64 if rows <= 64 < heights[0] else heights[0])
     if amd or not half:
         yield _tile(min(heights[0], 64), 64, 32, 4, 1)
         yield _tile(min(heights[0], 32), 32, 32, 4, 1)
@@ -286,9 +289,7 @@ MOE_SPACE = TileSpace(
         "hopper": {
             "block_n": (64, 128),
             "block_m": (16, 32, 64, 128),
-            "num_stages": (4, 6, 8, 12),
-            "w_stages": (2, 3, 4, 6, 8),
-            "w_warps": (2, 4),
+            "num_stages": (2, 3, 4, 6, 8),
             "programs": (1, 2),
         },
         "slots": {"block_n": (16, 32, 64), "num_warps": (1, 2, 4, 8)},

@@ -36,6 +36,7 @@ F64 = npt.NDArray[np.float64]
 _SOURCES = (
     "tilewright.ops.moe.gpu",
     "tilewright.ops.moe.hopper_gemm",
+    "tilewright.ops.moe.hopper_parts",
     "tilewright.ops.moe.triton_combine",
     "tilewright.ops.moe.triton_gather",
     "tilewright.ops.moe.triton_gemm",
@@ -46,7 +47,6 @@ _SOURCES = (
     "tilewright.ops.moe.triton_slots",
     "tilewright.ops.mmq.gemv_parts",
     "tilewright.ops.mmq.gemv_weights",
-    "tilewright.ops.mmq.hopper_parts",
     "tilewright.ops.mmq.hopper_scales",
     "tilewright.ops.mmq.triton_parts",
     "tilewright.ops.w4a16.triton_gemm",

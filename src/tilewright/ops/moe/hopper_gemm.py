@@ -4,13 +4,16 @@
 
     y[s, n] = sum_k x[s // DIV, k] * W[expert of s][n, k]              for every slot s
 
-It is mmq's Hopper kernel (`tilewright.ops.mmq.hopper_gemm`, `hopper_parts`, `hopper_scales`), whose
-pieces of work are tiles of sorted slots: one program or two run on each multiprocessor and walk
-pieces, one warp loads x by TMA, two or four take care of the weight and of what its
-scales are made of, and the others dequantize and multiply, a product of [BN, 16] by [16, BM] at a
-time.
+Pieces of work are tiles of sorted slots by block_n rows of the weight: one program or two run on
+each multiprocessor and walk pieces. A ring of buffers holds what 128 columns take::
 
-    x      [R, K]      rows in the order of the sorted slots (`triton_gather`)
+    x [BM, 128]    low [BN, 4 LOW]    high [BN, 4 HIGH]    scales, minimums [BN, 128 / SUB]
+
+Four warps load x and words by TMA and make numbers of what scales and minimums are made of
+(`tilewright.ops.mmq.hopper_scales`), and the others dequantize (`hopper_parts`) and multiply, a
+product of [BN, 32] by [32, BM] at a time. The product is transposed, so acc is [BN, BM].
+
+    x      [R, K]      rows in the order of the sorted slots, columns in that of `hopper_parts`
     low    [E N, W]    experts below each other: a tile that ends behind the last row of its expert
                        reads the next one's, and does not store what it gets
     plan   [1 + 3 T]   how many tiles there are, and of each (expert, first, last + 1)
@@ -19,9 +22,8 @@ Tiles of ids that name no expert take no steps, and store NaN. All roles walk th
 which `plan` holds no empty tile: pieces are as even as the routing is.
 
 Fields of a tile ("hopper"): block_n 64 (4 warps multiply) or 128 (8 warps) rows of the weight,
-block_m rows of x, num_stages steps of 64 columns of x and w_stages of 128 of the weight in flight,
-w_warps that prepare the weight, 2 or 4, programs on a multiprocessor: 1, or 2 with w_warps 2 where
-registers suffice (`gpu_space`).
+block_m rows of x, num_stages steps of 128 columns in flight, programs on a multiprocessor: 1, or 2
+where registers suffice (`gpu_space`).
 Limits: float16 and bfloat16; K a multiple of 128 for types with a plane of one bit.
 """
 
@@ -48,28 +50,20 @@ from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.cross import target_units
 from tilewright.ops.gluon_compat import tma_load
-from tilewright.ops.mmq.hopper_parts import (
-    dequantize,
-    load_numbers,
-    load_words,
-    pairs_layout,
-    turns_of,
-)
 from tilewright.ops.mmq.hopper_scales import (
     NUMBERS,
     load_fields,
     math_of,
     most_of,
-    numbers_of,
-    prefetch_fields,
 )
+from tilewright.ops.moe.hopper_parts import dequantize, load_own, numbers_of_steps, store_numbers
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_moe_hopper"]
 
-X_REGISTERS = 24
-W_REGISTERS = 80
-_STEP = 256  # columns of the weight in a step of the producer
+_WARPS, _REGISTERS = 4, 80  # that load, and make numbers
+_STEP = 256  # columns of which numbers are made at a time
+_BATCH = 2  # k16 steps that are dequantized, and multiplied, together
 
 
 @gluon.jit
@@ -91,188 +85,100 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _x_producer(
-    x_desc, plan_ptr, xs, full, empty, tiles_n, steps, experts, BM: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """One warp: x of every 64 columns, as buffers become free."""
-    stage = gl.to_tensor(0)
-    phase = gl.to_tensor(0)
-    for i in range(gl.program_id(0), gl.load(plan_ptr) * tiles_n, gl.num_programs(0)):
-        _e, first, _count, _pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
-        for k in range(0, 4 * here):
-            mbarrier.wait(empty.index(stage), phase)
-            bar = full.index(stage)
-            mbarrier.expect(bar, BM * 128)
-            tma_load(x_desc, [first, k * 64], bar, xs.index(stage))
-            stage, phase = _next(stage, phase, STAGES)
-
-
-@gluon.jit
-def _store_numbers(buffer, numbers):
-    """A tuple of 1 or 2 vectors of rows to shared memory [BN, 1 or 2]."""
-    if len(numbers) == 1:
-        buffer.store(gl.reshape(numbers[0], (buffer.shape[0], 1)))
-    else:
-        buffer.store(gl.join(numbers[0], numbers[1]))
-
-
-@gluon.jit
-def _weight_step(
-    low_desc, high_desc, lows, highs, ns, full, empty, fields, row, k, stage, phase,
-    LOW: gl.constexpr, HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr,
-    SUB_OFFSET: gl.constexpr, SUB: gl.constexpr, MATH: gl.constexpr, MOST: gl.constexpr,
-    BN: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """The words and numbers of columns 256 k to 256 k + 255, into two buffers."""
-    SUBS: gl.constexpr = 128 // SUB
-    for half in gl.static_range(2):
-        mbarrier.wait(empty.index(stage), phase)
-        bar = full.index(stage)
-        mbarrier.expect(bar, BN * 16 * (LOW + HIGH))
-        at = 2 * k + half
-        tma_load(low_desc, [row, at * (4 * LOW)], bar, lows.index(stage))
-        if HIGH:
-            tma_load(high_desc, [row, at * (4 * HIGH)], bar, highs.index(stage))
-        for j in gl.static_range(SUBS):
-            numbers = numbers_of(fields, half * SUBS + j, SCALING, MINIMUMS, SUB_OFFSET, MATH, MOST)
-            _store_numbers(ns.index(stage * SUBS + j), numbers)
-        mbarrier.arrive(bar, count=1)
-        stage, phase = _next(stage, phase, STAGES)
-    return stage, phase
-
-
-@gluon.jit
-def _w_producer(
-    low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb, stride_me, stride_mb,
-    stride_te, stride_tb, lows, highs, ns, full, empty, N, subs, tiles_n, steps, experts,
-    LOW: gl.constexpr, HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr,
+def _producer(
+    x_desc, low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb, stride_me,
+    stride_mb, stride_te, stride_tb, xs, lows, highs, ns, full, empty, N, subs, tiles_n, steps,
+    experts, LOW: gl.constexpr, HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr,
     BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr, SUB: gl.constexpr, MATH: gl.constexpr,
-    MOST: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
-    AHEAD: gl.constexpr,
+    MOST: gl.constexpr, BN: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Two or four warps: words of 128 columns, and scales and minimums, as buffers become free.
+    """x, words and numbers of every 128 columns, as buffers become free: one warp on each of a
+    multiprocessor's schedulers, for making numbers takes half as many instructions as all else.
 
-    What scales are made of comes from far away: two warps bring it into the L2, AHEAD steps early;
-    four, with half as many rows each, load it into registers a step early."""
-    ROWS: gl.constexpr = gl.BlockedLayout([BN // (32 * WARPS)], [32], [WARPS], [0])
+    What they are made of comes from far away: it is loaded into registers a step early."""
+    SUBS: gl.constexpr = 128 // SUB
+    ROWS: gl.constexpr = gl.BlockedLayout([max(1, BN // (32 * WARPS))], [32], [WARPS], [0])
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for i in range(gl.program_id(0), gl.load(plan_ptr) * tiles_n, gl.num_programs(0)):
-        expert, _first, _count, pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
-        e = gl.where(here > 0, expert, 0).to(gl.int64)
+        expert, first, _count, pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
+        e = gl.where(here > 0, expert, 0)
+        row = e * N + pid_n * BN
         n = gl.minimum(pid_n * BN + gl.arange(0, BN, ROWS), N - 1)
-        s_ptrs = s_ptr + e * stride_se + n
-        m_ptrs = m_ptr + e * stride_me + n
-        t_ptrs = t_ptr + e * stride_te + n
-        row = e.to(gl.int32) * N + pid_n * BN
-        if AHEAD > 0:
-            for k in range(-AHEAD, here):
-                if k + AHEAD < here:
-                    prefetch_fields(
-                        s_ptr + e * stride_se, m_ptr + e * stride_me, t_ptr + e * stride_te,
-                        pid_n * BN, N, k + AHEAD, subs, stride_sb, stride_mb, stride_tb, SCALING,
-                        MINIMUMS, BYTES, SUB, BN, WARPS,
-                    )  # fmt: skip
-                if k >= 0:
-                    fields = load_fields(
-                        s_ptrs, m_ptrs, t_ptrs, k, subs, stride_sb, stride_mb, stride_tb, SCALING,
-                        MINIMUMS, BYTES,
-                    )  # fmt: skip
-                    stage, phase = _weight_step(
-                        low_desc, high_desc, lows, highs, ns, full, empty, fields, row, k, stage,
-                        phase, LOW, HIGH, SCALING, MINIMUMS, SUB_OFFSET, SUB, MATH, MOST, BN,
-                        STAGES,
-                    )  # fmt: skip
-        else:
-            fields = load_fields(
-                s_ptrs, m_ptrs, t_ptrs, 0, subs, stride_sb, stride_mb, stride_tb, SCALING,
-                MINIMUMS, BYTES,
+        s_ptrs = s_ptr + e.to(gl.int64) * stride_se + n
+        m_ptrs = m_ptr + e.to(gl.int64) * stride_me + n
+        t_ptrs = t_ptr + e.to(gl.int64) * stride_te + n
+        fields = load_fields(
+            s_ptrs, m_ptrs, t_ptrs, 0, subs, stride_sb, stride_mb, stride_tb, SCALING, MINIMUMS,
+            BYTES,
+        )  # fmt: skip
+        for k in range(0, here):
+            ahead = load_fields(
+                s_ptrs, m_ptrs, t_ptrs, gl.minimum(k + 1, here - 1), subs, stride_sb, stride_mb,
+                stride_tb, SCALING, MINIMUMS, BYTES,
             )  # fmt: skip
-            for k in range(0, here):
-                ahead = load_fields(
-                    s_ptrs, m_ptrs, t_ptrs, gl.minimum(k + 1, here - 1), subs, stride_sb, stride_mb,
-                    stride_tb, SCALING, MINIMUMS, BYTES,
-                )  # fmt: skip
-                stage, phase = _weight_step(
-                    low_desc, high_desc, lows, highs, ns, full, empty, fields, row, k, stage,
-                    phase, LOW, HIGH, SCALING, MINIMUMS, SUB_OFFSET, SUB, MATH, MOST, BN, STAGES,
-                )  # fmt: skip
-                fields = ahead
-
-
-@gluon.jit
-def _load_all(buffers, first, COUNT: gl.constexpr, PAIRS: gl.constexpr, WARPS: gl.constexpr):
-    """The numbers of COUNT sub-blocks, from buffer `first` on."""
-    found = ()
-    for i in gl.static_range(COUNT):
-        found = found + (load_numbers(buffers.index(first + i), PAIRS, WARPS),)
-    return found
+            for half in gl.static_range(2):
+                mbarrier.wait(empty.index(stage), phase)
+                bar = full.index(stage)
+                mbarrier.expect(bar, BM * 256 + BN * 16 * (LOW + HIGH))
+                at = 2 * k + half
+                tma_load(low_desc, [row, at * (4 * LOW)], bar, lows.index(stage))
+                if HIGH:
+                    tma_load(high_desc, [row, at * (4 * HIGH)], bar, highs.index(stage))
+                tma_load(x_desc, [first, at * 128], bar, xs.index(2 * stage))
+                tma_load(x_desc, [first, at * 128 + 64], bar, xs.index(2 * stage + 1))
+                numbers = numbers_of_steps(
+                    fields, half * SUBS, SUBS, SCALING, MINIMUMS, SUB_OFFSET, MATH, MOST
+                )
+                store_numbers(ns.index(stage), numbers, SUBS)
+                mbarrier.arrive(bar, count=1)
+                stage, phase = _next(stage, phase, STAGES)
+            fields = ahead
 
 
 @gluon.jit
 def _consumer(
-    y, slots_ptr, plan_ptr, xs, lows, highs, ns, x_full, x_empty, w_full, w_empty, N, stride_ym,
-    tiles_n, steps, experts, LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr,
-    OFFSET: gl.constexpr, MATH: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr,
-    BM: gl.constexpr, WARPS: gl.constexpr, STAGES: gl.constexpr, W_STAGES: gl.constexpr,
-    DTYPE: gl.constexpr,
+    y, slots_ptr, plan_ptr, xs, lows, highs, ns, full, empty, N, stride_ym, tiles_n, steps, experts,
+    LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr, OFFSET: gl.constexpr,
+    MATH: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr, BM: gl.constexpr,
+    WARPS: gl.constexpr, STAGES: gl.constexpr, BATCH: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
-    a step frees the buffer of the step before, so all but the last are free from the start."""
+    """The warps that multiply, BATCH k16 steps at a time, one batch in flight while the next is
+    dequantized. Phase n of empty[s] says that buffer s is free for its n-th use; a step frees the
+    buffer of the step before, so all but the last are free from the start."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BM, 16]
     )
-    PAIRS: gl.constexpr = pairs_layout(BN, WARPS)
-    SUBS: gl.constexpr = 128 // SUB
     for i in gl.static_range(STAGES - 1):
-        mbarrier.arrive(x_empty.index(i), count=1)
-    for i in gl.static_range(W_STAGES - 1):
-        mbarrier.arrive(w_empty.index(i), count=1)
-    low_turns = turns_of(LOW, 0, PAIRS)
-    high_turns = low_turns
-    if HIGH:
-        high_turns = turns_of(HIGH, LOW, PAIRS)
-    # 1024 + code is exact, and so is what is left of it.
-    offset = gl.full_like(low_turns[0], _minus(OFFSET, CODES))
-    it = 0
+        mbarrier.arrive(empty.index(i), count=1)
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    before = gl.to_tensor(STAGES - 1)
     for i in range(gl.program_id(0), gl.load(plan_ptr) * tiles_n, gl.num_programs(0)):
         expert, first, count, pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
         # A product with an unknown expert has no steps: its sums are NaN from the start.
         acc = gl.zeros((BN, BM), gl.float32, ACC) + gl.where(expert < experts, 0.0, float("nan"))
         for _k in range(0, 2 * here):
-            w_stage = it % W_STAGES
-            mbarrier.wait(w_full.index(w_stage), (it // W_STAGES) & 1)
-            for half in gl.static_range(2):
-                x_it = 2 * it + half
-                stage = x_it % STAGES
-                mbarrier.wait(x_full.index(stage), (x_it // STAGES) & 1)
-                x = xs.index(stage)
-                low = load_words(
-                    lows.index(w_stage).slice(half * 2 * LOW, 2 * LOW, dim=1), LOW, PAIRS, WARPS
-                )
-                high = low
-                if HIGH:
-                    high = load_words(
-                        highs.index(w_stage).slice(half * 2 * HIGH, 2 * HIGH, dim=1), HIGH, PAIRS,
-                        WARPS,
-                    )  # fmt: skip
-                sub = w_stage * SUBS + half * (SUBS // 2)
-                numbers = _load_all(ns, sub, SUBS // 2, PAIRS, WARPS)
-                for e in gl.static_range(4):
-                    w = dequantize(
-                        low[e], high[e], low_turns[e % 2], high_turns[e % 2], offset,
-                        numbers[e * 16 // SUB], LOW, HIGH, CODES, MATH, ACC, PAIRS, DTYPE,
-                    )  # fmt: skip
-                    at = x.slice(e * 16, 16, dim=1).permute((1, 0))
-                    acc = warpgroup_mma(w, at, acc, is_async=True)
-                    acc = warpgroup_mma_wait(2, [acc])
-                    if e == 1:
-                        # All but two products are done: the buffers of the step before are read.
-                        mbarrier.arrive(x_empty.index((x_it + STAGES - 1) % STAGES), count=1)
-                        if half == 0:
-                            mbarrier.arrive(w_empty.index((it + W_STAGES - 1) % W_STAGES), count=1)
-            it += 1
+            mbarrier.wait(full.index(stage), phase)
+            low = load_own(lows.index(stage), WARPS)
+            high = low
+            if HIGH:
+                high = load_own(highs.index(stage), WARPS)
+            numbers = load_own(ns.index(stage), WARPS)
+            for b in gl.static_range(8 // BATCH):
+                w = dequantize(
+                    low, high, numbers, b * BATCH, BATCH, LOW, HIGH, CODES, OFFSET, MATH, SUB, ACC,
+                    DTYPE,
+                )  # fmt: skip
+                x = xs.index(2 * stage + b * BATCH // 4)
+                at = x.slice(b * BATCH % 4 * 16, BATCH * 16, dim=1).permute((1, 0))
+                acc = warpgroup_mma(w, at, acc, is_async=True)
+                acc = warpgroup_mma_wait(1, [acc])
+                if b == 0:  # all products but this one are done: nobody reads the buffer before
+                    mbarrier.arrive(empty.index(before), count=1)
+            before = stage
+            stage, phase = _next(stage, phase, STAGES)
         acc = warpgroup_mma_wait(0, [acc])
         offs_n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
         offs_m = gl.arange(0, BM, gl.SliceLayout(0, ACC))
@@ -280,14 +186,6 @@ def _consumer(
         mask = (offs_n < N)[:, None] & (offs_m < count)[None, :]
         rows = slot.to(gl.int64)[None, :] * stride_ym
         gl.store(y + rows + offs_n[:, None], acc.to(y.dtype.element_ty), mask=mask)
-
-
-@gluon.constexpr_function
-def _minus(OFFSET, CODES):
-    """The bits of -(1024 + offset) as float16, twice, as int32."""
-    offset = OFFSET if CODES == "offset" else 128  # bytes are met as 128 + code
-    twice = 0x10001 * (0x8000 | 0x6400 | offset)
-    return twice - (1 << 32)
 
 
 # One compiled kernel serves every size: the problem's numbers are not compiled in.
@@ -303,51 +201,42 @@ def _moe_hopper_kernel(
     LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr, OFFSET: gl.constexpr,
     SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
     SUB: gl.constexpr, MATH: gl.constexpr, COUNT: gl.constexpr, MOST: gl.constexpr,
-    BN: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, W_STAGES: gl.constexpr,
-    W_WARPS: gl.constexpr, X_REGISTERS: gl.constexpr, W_REGISTERS: gl.constexpr,
+    BN: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, BATCH: gl.constexpr,
+    P_WARPS: gl.constexpr, P_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """`subs` sub-blocks a row of the weight, `steps` of 256 columns."""
     DTYPE: gl.constexpr = x_desc.dtype
-    SUBS: gl.constexpr = 128 // SUB
-    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     WARPS: gl.constexpr = gl.num_warps()
-    xs = gl.allocate_shared_memory(DTYPE, [STAGES, BM, 64], x_desc.layout)
-    lows = gl.allocate_shared_memory(gl.int32, [W_STAGES, BN, 4 * LOW], low_desc.layout)
+    xs = gl.allocate_shared_memory(DTYPE, [2 * STAGES, BM, 64], x_desc.layout)
+    lows = gl.allocate_shared_memory(gl.int32, [STAGES, BN, 4 * LOW], low_desc.layout)
     highs = lows
     if HIGH:
-        highs = gl.allocate_shared_memory(gl.int32, [W_STAGES, BN, 4 * HIGH], high_desc.layout)
-    ns = gl.allocate_shared_memory(gl.int32, [W_STAGES * SUBS, BN, COUNT], ROWS)
-    x_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    w_full = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
-    w_empty = gl.allocate_shared_memory(gl.int64, [W_STAGES, 1], mbarrier.MBarrierLayout())
+        highs = gl.allocate_shared_memory(gl.int32, [STAGES, BN, 4 * HIGH], high_desc.layout)
+    ns = gl.allocate_shared_memory(gl.int32, [STAGES, BN, 128 // SUB * COUNT], FLAT)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(x_full.index(i), count=1)
-        mbarrier.init(x_empty.index(i), count=1)
-    for i in gl.static_range(W_STAGES):
-        mbarrier.init(w_full.index(i), count=2)  # the words, and the scales
-        mbarrier.init(w_empty.index(i), count=1)
+        mbarrier.init(full.index(i), count=2)  # what TMA brings, and the numbers
+        mbarrier.init(empty.index(i), count=1)
     fence_async_shared()
     tiles_n = (N + BN - 1) // BN
     gl.warp_specialize(
         [
             (_consumer, (
-                y, slots_ptr, plan_ptr, xs, lows, highs, ns, x_full, x_empty, w_full, w_empty, N,
-                stride_ym, tiles_n, steps, experts, LOW, HIGH, CODES, OFFSET, MATH, SUB, BN, BM,
-                WARPS, STAGES, W_STAGES, DTYPE,
+                y, slots_ptr, plan_ptr, xs, lows, highs, ns, full, empty, N, stride_ym, tiles_n,
+                steps, experts, LOW, HIGH, CODES, OFFSET, MATH, SUB, BN, BM, WARPS, STAGES, BATCH,
+                DTYPE,
             )),
-            (_x_producer, (
-                x_desc, plan_ptr, xs, x_full, x_empty, tiles_n, steps, experts, BM, STAGES,
-            )),
-            (_w_producer, (
-                low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb, stride_me,
-                stride_mb, stride_te, stride_tb, lows, highs, ns, w_full, w_empty, N, subs, tiles_n,
-                steps, experts, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, MATH, MOST,
-                BN, W_STAGES, W_WARPS, 3 if W_WARPS == 2 else 0,
+            (_producer, (
+                x_desc, low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb,
+                stride_me, stride_mb, stride_te, stride_tb, xs, lows, highs, ns, full, empty, N,
+                subs, tiles_n, steps, experts, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB,
+                MATH, MOST, BN, BM, STAGES, P_WARPS,
             )),
         ],
-        [1, W_WARPS],
-        [X_REGISTERS, W_REGISTERS],
+        [P_WARPS],
+        [P_REGISTERS],
     )  # fmt: skip
 
 
@@ -385,8 +274,8 @@ def launch_moe_hopper(
     """Write the product of every slot. Neither chooses, allocates nor checks a rule.
 
     Args:
-        x: [slots, K] float16 or bfloat16, contiguous, rows a multiple of 16 bytes: those of the
-            sorted slots.
+        x: [slots, row_columns(K)] float16 or bfloat16, contiguous: rows of the sorted slots, as
+            `triton_gather.launch_gather` or `triton_scatter.launch_scatter` writes them.
         experts: GGUF blocks [E, N, K], `is_stacked`, on the device of x, sm_90.
         slots: int32 [slots], sorted.
         plan: of `triton_gather.launch_gather`, with the tile's block_m.
@@ -395,18 +284,17 @@ def launch_moe_hopper(
     """
     planes = experts.planes
     assert isinstance(planes, GpuBlocks)
-    (rows, k), n, form = x.shape, y.shape[1], planes.form
+    (rows, width), n, k, form = x.shape, y.shape[1], experts.K, planes.form
     math = math_of(form, x.dtype)
     bn, bm = tile.block_n, tile.block_m
     scales, minimums, subs = planes.scales, planes.minimums, planes.sub_scales
     m, t = scales if minimums is None else minimums, scales if subs is None else subs
     low = _descriptor(planes.low, bn, form.low.bits)
     high = low if planes.high is None else _descriptor(planes.high, bn, form.high_bits)
-    x_desc = TensorDescriptor(x, [rows, k], [k, 1], [bm, 64], _sixteen())
+    x_desc = TensorDescriptor(x, [rows, width], [width, 1], [bm, 64], _sixteen())
     most = (rows // bm + experts.E + 1) * -(-n // bn)
     warps = 4 if bn == 64 else 8
-    all_warps = warps + (4 if tile.w_warps == 2 else 8)  # the producers are whole warp groups
-    most_registers = 65536 // (32 * all_warps * tile.programs) // 8 * 8
+    most_registers = 65536 // (32 * (warps + _WARPS) * tile.programs) // 8 * 8
     more = {"maxnreg": most_registers} if tile.programs > 1 else {}  # registers for all programs
     _moe_hopper_kernel[(min(tile.programs * target_units(x.device), most),)](
         x_desc, low, high, scales, m, t, y, slots, plan, n, k // form.sub, -(-k // _STEP),
@@ -415,7 +303,7 @@ def launch_moe_hopper(
         LOW=form.low.bits, HIGH=form.high_bits, CODES=form.codes, OFFSET=form.offset,
         SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
         SUB_OFFSET=form.sub_offset, SUB=form.sub, MATH=math, COUNT=NUMBERS[math],
-        MOST=most_of(form), BN=bn, BM=bm, STAGES=tile.num_stages, W_STAGES=tile.w_stages,
-        W_WARPS=tile.w_warps, X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
+        MOST=most_of(form), BN=bn, BM=bm, STAGES=tile.num_stages, BATCH=_BATCH,
+        P_WARPS=_WARPS, P_REGISTERS=_REGISTERS,
         num_warps=warps, **more,
     )  # fmt: skip

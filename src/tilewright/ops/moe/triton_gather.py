@@ -2,11 +2,12 @@
 
 ::
 
-    out[p] = x[slots[p] // DIV]
+    out[p] = x[slots[p] // DIV], reordered
     plan = [T, (expert, first, last + 1) of each of T tiles]
 
 `triton_route` says where each expert's slots begin and end; here the tiles of one follow those of
-the one before without a gap, so that all of them are work.
+the one before without a gap, so that all of them are work. Rows end with zeros at a multiple of 128
+columns, and every 128 of them lie as `hopper_parts` takes them.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,7 +19,21 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["launch_gather"]
+__all__ = ["launch_gather", "row_columns"]
+
+
+def row_columns(k: int) -> int:
+    """Columns of a gathered row of `k`."""
+    return -(-k // 128) * 128
+
+
+@triton.jit
+def reordered(x):
+    """Column 32 lk + 4 s + 2 kh + i of every 128 to place 16 s + 8 kh + 2 lk + i, [R, C]."""
+    R: tl.constexpr = x.shape[0]
+    C: tl.constexpr = x.shape[1]
+    x = x.reshape(R, C // 128, 4, 8, 2, 2)
+    return x.permute(0, 1, 3, 4, 2, 5).reshape(R, C)
 
 
 @triton.jit
@@ -51,12 +66,13 @@ def _gather_kernel(
     p = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots_ptr + p, mask=p < slots, other=0)
     rows = x_ptr + (slot // DIV).to(tl.int64)[:, None] * stride_xm
-    to = out_ptr + p.to(tl.int64)[:, None] * K
+    width = tl.cdiv(K, 128) * 128
+    to = out_ptr + p.to(tl.int64)[:, None] * width
     for k in range(0, K, BLOCK_K):
         column = k + tl.arange(0, BLOCK_K)[None, :]
-        mask = (p < slots)[:, None] & (column < K)
-        x = tl.load(rows + column.to(tl.int64) * stride_xk, mask=mask, other=0.0)
-        tl.store(to + column, x, mask=mask)
+        there = (p < slots)[:, None]
+        x = tl.load(rows + column.to(tl.int64) * stride_xk, mask=there & (column < K), other=0.0)
+        tl.store(to + column, reordered(x), mask=there & (column < width))
 
 
 def launch_gather(
@@ -74,7 +90,7 @@ def launch_gather(
     Args:
         x: [slots / share, K], any strides.
         slots, bounds: of `triton_route.launch_route`.
-        out: [slots, K] of x's dtype, contiguous.
+        out: [slots, row_columns(K)] of x's dtype, contiguous.
         plan: int32 [1 + 3 tiles], tiles as many as `triton_route.tiles_of` says.
         block_m: rows of a tile.
         share: consecutive slots that read one row of x.
@@ -84,5 +100,5 @@ def launch_gather(
     _gather_kernel[(triton.cdiv(count, rows) + 1,)](
         x, slots, bounds, out, plan, count, experts, k, *x.stride(),
         DIV=share, BLOCK_M=block_m, BLOCK_E=triton.next_power_of_2(experts + 1), ROWS=rows,
-        BLOCK_K=min(1024, triton.next_power_of_2(k)), num_warps=4,
+        BLOCK_K=min(1024, triton.next_power_of_2(row_columns(k))), num_warps=4,
     )  # fmt: skip

@@ -27,10 +27,18 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.errors import UnsupportedError
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.cross import target_arch
-from tilewright.ops.moe.triton_parts import activated, operands, rows_of, store, weight_tile
+from tilewright.ops.moe.triton_parts import (
+    activated,
+    check_interpreted,
+    operands,
+    rows_of,
+    step_columns,
+    store,
+    weight_pointers,
+    weight_tile,
+)
 from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import to_float32
 from tilewright.ops.wgmma import awaited, has_wgmma
@@ -84,29 +92,22 @@ def _moe_kernel(
         offs_k = offs_k.to(tl.int64)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     x_rows = x_ptr + (slot // DIV).to(tl.int64)[None, :] * stride_xm
-    offs_w = tl.arange(0, BLOCK_K * LOW // 32)
-    low_ptrs = low_ptr + e * stride_le + row_n[:, None] * stride_ln + offs_w[None, :]
-    high_ptrs = high_ptr + e * stride_he + row_n[:, None] * stride_hn
-    s_ptrs = s_ptr + e * stride_se + row_n[:, None] * stride_sn
-    # A word of zero points serves eight rows.
-    m_ptrs = m_ptr + e * stride_me
-    m_ptrs += (row_n // 8 if SCALING == "group" else row_n)[:, None] * stride_mn
-    t_ptrs = t_ptr + e * stride_te + row_n[:, None] * stride_tn
+    low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs = weight_pointers(
+        low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, e, row_n, stride_le, stride_ln, stride_he,
+        stride_hn, stride_se, stride_sn, stride_me, stride_mn, stride_te, stride_tn, LOW, SCALING,
+        BLOCK_K,
+    )  # fmt: skip
     perm_ptr += e * stride_pe
 
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for step in range(0, tl.cdiv(K, BLOCK_K)):
         k = step * BLOCK_K
         column = offs_k + k
+        of_x = step_columns(perm_ptr, column, K, HAS_PERM, EVEN_K)[:, None] * stride_xk
         if EVEN_K:
-            if HAS_PERM:
-                column = tl.load(perm_ptr + column)
-            x = tl.load(x_rows + column[:, None] * stride_xk)
+            x = tl.load(x_rows + of_x)
         else:
-            mask_k = column < K
-            if HAS_PERM:
-                column = tl.load(perm_ptr + column, mask=mask_k, other=0)
-            x = tl.load(x_rows + column[:, None] * stride_xk, mask=mask_k[:, None], other=0.0)
+            x = tl.load(x_rows + of_x, mask=(column < K)[:, None], other=0.0)
         w = weight_tile(
             low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, row_n, k, K, group, stride_sb, stride_mb,
             stride_tb, dtype, LOW, HIGH, CODES, OFFSET, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB,
@@ -155,11 +156,7 @@ def launch_moe(
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
-    if x.device.type == "cpu" and not INTERPRETED:
-        raise UnsupportedError(
-            "moe: x is on the CPU, where Triton only interprets; set TRITON_INTERPRET=1 before the "
-            "first import of the kernel, or move x to a GPU"
-        )
+    check_interpreted(x, INTERPRETED)
     n, k, fused = y.shape[1], x.shape[1], bool(act)
     columns = tile.block_n // 2 if fused else tile.block_n
     count = experts.shape[0] if isinstance(experts, torch.Tensor) else experts.E

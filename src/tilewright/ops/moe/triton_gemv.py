@@ -21,9 +21,17 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.errors import UnsupportedError
 from tilewright.layout.experts import GpuExperts
-from tilewright.ops.moe.triton_parts import activated, operands, rows_of, store, weight_tile
+from tilewright.ops.moe.triton_parts import (
+    activated,
+    check_interpreted,
+    operands,
+    rows_of,
+    step_columns,
+    store,
+    weight_pointers,
+    weight_tile,
+)
 from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import to_float32
 from tilewright.tiles.tile import Tile
@@ -65,29 +73,22 @@ def _moe_gemv_kernel(
     if WIDE:  # x spans 2^31 elements
         offs_k = offs_k.to(tl.int64)
     x_row = x_ptr + (slot // DIV).to(tl.int64) * stride_xm
-    offs_w = tl.arange(0, BLOCK_K * LOW // 32)
-    low_ptrs = low_ptr + e * stride_le + row_n[:, None] * stride_ln + offs_w[None, :]
-    high_ptrs = high_ptr + e * stride_he + row_n[:, None] * stride_hn
-    s_ptrs = s_ptr + e * stride_se + row_n[:, None] * stride_sn
-    # A word of zero points serves eight rows.
-    m_ptrs = m_ptr + e * stride_me
-    m_ptrs += (row_n // 8 if SCALING == "group" else row_n)[:, None] * stride_mn
-    t_ptrs = t_ptr + e * stride_te + row_n[:, None] * stride_tn
+    low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs = weight_pointers(
+        low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, e, row_n, stride_le, stride_ln, stride_he,
+        stride_hn, stride_se, stride_sn, stride_me, stride_mn, stride_te, stride_tn, LOW, SCALING,
+        BLOCK_K,
+    )  # fmt: skip
     perm_ptr += e * stride_pe
 
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for step in tl.range(0, tl.cdiv(K, BLOCK_K), num_stages=STAGES):
         k = step * BLOCK_K
         column = offs_k + k
+        of_x = step_columns(perm_ptr, column, K, HAS_PERM, EVEN_K) * stride_xk
         if EVEN_K:
-            if HAS_PERM:
-                column = tl.load(perm_ptr + column)
-            x = tl.load(x_row + column * stride_xk)
+            x = tl.load(x_row + of_x)
         else:
-            mask_k = column < K
-            if HAS_PERM:
-                column = tl.load(perm_ptr + column, mask=mask_k, other=0)
-            x = tl.load(x_row + column * stride_xk, mask=mask_k, other=0.0)
+            x = tl.load(x_row + of_x, mask=column < K, other=0.0)
         w = weight_tile(
             low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs, row_n, k, K, group, stride_sb, stride_mb,
             stride_tb, tl.float32, LOW, HIGH, CODES, OFFSET, SCALING, MINIMUMS, BYTES, SUB_OFFSET,
@@ -134,11 +135,7 @@ def launch_moe_gemv(
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
-    if x.device.type == "cpu" and not INTERPRETED:
-        raise UnsupportedError(
-            "moe: x is on the CPU, where Triton only interprets; set TRITON_INTERPRET=1 before the "
-            "first import of the kernel, or move x to a GPU"
-        )
+    check_interpreted(x, INTERPRETED)
     n, k, fused = y.shape[1], x.shape[1], bool(act)
     rows = max(tile.block_n, 2) if fused else tile.block_n  # gate and up are two at least
     columns = rows // 2 if fused else rows

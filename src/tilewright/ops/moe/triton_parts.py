@@ -21,13 +21,14 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.mmq.triton_parts import codes_of, scales_of, weights_of
 from tilewright.ops.w4a16.triton_parts import bfloat16_bits, operand, to_float32
 
-__all__ = ["ACTIVATIONS", "operands"]
+__all__ = ["ACTIVATIONS", "check_interpreted", "operands"]
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 """What may stand between gate and up, by transformers' names, as the kernels call it."""
@@ -48,6 +49,36 @@ def rows_of(pid_n, N, BLOCK_N: tl.constexpr, FUSED: tl.constexpr, EVEN_N: tl.con
         if not EVEN_N:
             n = tl.minimum(n, N - 1)
         return n
+
+
+@triton.jit
+def weight_pointers(
+    low_ptr, high_ptr, s_ptr, m_ptr, t_ptr, expert, row_n,
+    stride_le, stride_ln, stride_he, stride_hn, stride_se, stride_sn, stride_me, stride_mn,
+    stride_te, stride_tn, LOW: tl.constexpr, SCALING: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """What `weight_tile` takes first: pointers to the rows `row_n` of an expert, an int64."""
+    e = expert
+    offs_w = tl.arange(0, BLOCK_K * LOW // 32)
+    low_ptrs = low_ptr + e * stride_le + row_n[:, None] * stride_ln + offs_w[None, :]
+    high_ptrs = high_ptr + e * stride_he + row_n[:, None] * stride_hn
+    s_ptrs = s_ptr + e * stride_se + row_n[:, None] * stride_sn
+    # A word of zero points serves eight rows.
+    m_ptrs = m_ptr + e * stride_me
+    m_ptrs += (row_n // 8 if SCALING == "group" else row_n)[:, None] * stride_mn
+    t_ptrs = t_ptr + e * stride_te + row_n[:, None] * stride_tn
+    return low_ptrs, high_ptrs, s_ptrs, m_ptrs, t_ptrs
+
+
+@triton.jit
+def step_columns(perm_ptr, column, K, HAS_PERM: tl.constexpr, EVEN_K: tl.constexpr):
+    """The columns of x that a step's columns of the weight meet, those past K among them."""
+    if HAS_PERM:
+        if EVEN_K:
+            column = tl.load(perm_ptr + column)
+        else:
+            column = tl.load(perm_ptr + column, mask=column < K, other=0)
+    return column
 
 
 @triton.jit
@@ -162,6 +193,15 @@ def store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
     if INTERPRET and dtype == tl.bfloat16:
         v = bfloat16_bits(v).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     tl.store(y_ptrs, v.to(dtype), mask=mask)
+
+
+def check_interpreted(x: torch.Tensor, interpreted: bool) -> None:
+    """Raise UnsupportedError if x is on the CPU and the kernel was compiled, not interpreted."""
+    if x.device.type == "cpu" and not interpreted:
+        raise UnsupportedError(
+            "moe: x is on the CPU, where Triton only interprets; set TRITON_INTERPRET=1 before the "
+            "first import of the kernel, or move x to a GPU"
+        )
 
 
 def operands(

@@ -2,7 +2,7 @@
 
 What `triton_route` and `triton_gather` do in two launches that wait for each other::
 
-    order[p] = s,  rows[p] = x[s // DIV]        p: how many slots come before slot s
+    order[p] = s,  rows[p] = x[s // DIV], reordered      p: how many slots come before slot s
     plan = [T, (expert, first, last + 1) of each of T tiles]
 
 A slot comes before another if its expert is lower, or is the same and the slot is. Each program
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.ops.moe.triton_gather import store_plan
+from tilewright.ops.moe.triton_gather import reordered, row_columns, store_plan
 from tilewright.ops.moe.triton_route import experts_of
 
 __all__ = ["MOST_SLOTS", "launch_scatter"]
@@ -62,13 +62,14 @@ def _scatter_kernel(
         before += (others[None, :] < mine[:, None]).to(tl.int32)
     place = tl.sum(before, 1)
     tl.store(order_ptr + place, slot, mask=there)
-    to = out_ptr + place.to(tl.int64)[:, None] * K
-    tl.store(to + column, x, mask=mask)
+    width = tl.cdiv(K, 128) * 128
+    to = out_ptr + place.to(tl.int64)[:, None] * width
+    tl.store(to + column, reordered(x), mask=there[:, None] & (column < width))
     for k in range(BLOCK_K, K, BLOCK_K):
         column = k + tl.arange(0, BLOCK_K)[None, :]
         mask = there[:, None] & (column < K)
         x = tl.load(rows + column.to(tl.int64) * stride_xk, mask=mask, other=0.0)
-        tl.store(to + column, x, mask=mask)
+        tl.store(to + column, reordered(x), mask=there[:, None] & (column < width))
 
 
 def launch_scatter(
@@ -90,7 +91,7 @@ def launch_scatter(
             0..experts-1 are taken for one expert more, number `experts`.
         experts: how many there are, fewer than 2^17.
         order: int32 [slots].
-        out: [slots, K] of x's dtype, contiguous.
+        out: [slots, row_columns(K)] of x's dtype, contiguous.
         plan: int32 [1 + 3 tiles], tiles as many as `triton_route.tiles_of` says.
         block_m: rows of a tile.
         share: consecutive slots that read one row of x.
@@ -100,5 +101,5 @@ def launch_scatter(
         x, ids, order, out, plan, count, experts, k, *x.stride(),
         DIV=share, BLOCK_M=block_m, BLOCK=min(1024, max(256, triton.next_power_of_2(count))),
         BLOCK_E=triton.next_power_of_2(experts + 2), SLOTS=_SLOTS, LOG_SLOTS=_LOG_SLOTS,
-        BLOCK_K=min(2048, triton.next_power_of_2(k)), num_warps=8,
+        BLOCK_K=min(2048, triton.next_power_of_2(row_columns(k))), num_warps=8,
     )  # fmt: skip

@@ -33,7 +33,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.errors import UnsupportedError
 from tilewright.layout.blocks import BlockForm, GpuBlocks
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.cross import target_arch
@@ -46,16 +45,22 @@ from tilewright.ops.mmq.gemv_parts import (
     right_operand,
 )
 from tilewright.ops.mmq.gemv_weights import (
-    fused_pair,
-    less_pair,
-    level_pair,
+    exact_pair,
+    in_halves,
     levels,
-    masked_pair,
-    pattern,
+    packed_bit,
+    packed_pair,
     weights_plain,
 )
 from tilewright.ops.mmq.triton_parts import scales_of
-from tilewright.ops.moe.triton_parts import activated, operands, rows_of, six_scales, store
+from tilewright.ops.moe.triton_parts import (
+    activated,
+    check_interpreted,
+    operands,
+    rows_of,
+    six_scales,
+    store,
+)
 from tilewright.ops.w4a16.triton_gemm import asm_of, spans_wide
 from tilewright.ops.w4a16.triton_parts import to_float32
 from tilewright.tiles.tile import Tile
@@ -73,50 +78,16 @@ def codes_packed(
     """Codes less their offset, or a table's levels, [R, W, 8, 4, 4, P, 2] of `dtype`: as
     `gemv_weights.weights_packed` makes weights, without a scale. All of it is exact."""
     P: tl.constexpr = 16 // LOW
-    HALF: tl.constexpr = dtype == tl.float16
-    ONE: tl.constexpr = 1024 if HALF else 128
-    ONES: tl.constexpr = 0x64006400 if HALF else 0x43004300
-    FLIP: tl.constexpr = CODES == "signed"
-    TABLE: tl.constexpr = CODES == "iq4" or CODES == "fp4"
-    OFF: tl.constexpr = 128 if FLIP or CODES == "iq4" else (16 if CODES == "fp4" else OFFSET)
-    zero = tl.zeros_like(low)
     even = low
     odd = low
-    if TABLE:
+    if CODES == "iq4" or CODES == "fp4":
         even, odd = levels(low, CODES)
     pairs = ()
     for p in tl.static_range(P):
-        at = LOW * p % 8 if HALF and not TABLE else 0
-        pair = low
-        if LOW * p - at > 0 and not TABLE:
-            pair = low >> (LOW * p - at)
-        if TABLE:
-            pair = masked_pair(
-                level_pair(even, odd, p), zero + 0x00FF00FF, zero + ONES, False
-            )  # fmt: skip
-        elif FLIP:
-            pair = masked_pair(pair, zero + 0x00FF00FF, zero + (ONES ^ 0x00800080), True)
-        else:
-            mask = zero + (((1 << LOW) - 1) << at) * 0x00010001
-            pair = masked_pair(pair, mask, zero + ONES, False)
-        if HIGH > 0:
-            if at + LOW - HIGH * p > 0:
-                upper = high << (at + LOW - HIGH * p)
-            else:
-                upper = high >> (HIGH * p - at - LOW)
-            most = zero + (((1 << HIGH) - 1) << (LOW + at)) * 0x00010001
-            pair = masked_pair(upper, most, pair, False)
-        if at == 0:
-            pair = less_pair(pair, pattern((zero + (ONE + OFF)).to(dtype)), dtype)
-        else:
-            f = pattern(tl.full(low.shape, 1.0 / (1 << at), dtype))
-            less = pattern(tl.full(low.shape, 0.0 - ONE / (1 << at) - OFF, dtype))
-            pair = fused_pair(pair, f, less, dtype)
-        pairs = pairs + (pair,)
-    w = joined(pairs, P).reshape(low.shape[0], low.shape[1], 8, 4, 4, P)
-    first = (w & 0xFFFF).to(tl.uint16).to(dtype, bitcast=True)
-    second = (w >> 16).to(tl.uint16).to(dtype, bitcast=True)
-    return tl.join(first, second)
+        at = packed_bit(p, LOW, CODES, dtype)
+        pair = packed_pair(low, high, even, odd, p, at, LOW, HIGH, CODES, dtype)
+        pairs = pairs + (exact_pair(pair, at, CODES, OFFSET, dtype),)
+    return in_halves(pairs, P, dtype)
 
 
 @triton.jit
@@ -336,11 +307,7 @@ def launch_moe_slots(
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
-    if x.device.type == "cpu" and not INTERPRETED:
-        raise UnsupportedError(
-            "moe: x is on the CPU, where Triton only interprets; set TRITON_INTERPRET=1 before the "
-            "first import of the kernel, or move x to a GPU"
-        )
+    check_interpreted(x, INTERPRETED)
     planes = experts.planes
     assert isinstance(planes, GpuBlocks)
     form = planes.form

@@ -1,0 +1,143 @@
+"""moe's Hopper kernel in numpy: its weights, its roles and barriers, and which rows it stores."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.experts import pack_gpu_experts
+from tilewright.ops.contract import Case
+from tilewright.ops.mmq.spec import SPEC
+from tilewright.tiles.tile import Tile
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "triton is not installed: pip install 'tilewright[triton]'", allow_module_level=True
+    )
+
+E, TOKENS, TOP_K = 4, 30, 2
+UNITS = 3  # multiprocessors
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Any:
+    path = Path(__file__).with_name("moe_machine.py")
+    spec = importlib.util.spec_from_file_location("moe_machine", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = module.kernel()
+    found.target_units = lambda device: UNITS
+    return found
+
+
+def hopper(block_n: int, block_m: int, num_stages: int, programs: int) -> Tile:
+    return Tile.of("hopper", block_n=block_n, block_m=block_m, num_stages=num_stages,
+                   programs=programs)  # fmt: skip
+
+
+def reordered(x: torch.Tensor) -> torch.Tensor:
+    """Rows as `triton_gather` writes them, from the table that `hopper_parts` documents."""
+    width = -(-x.shape[1] // 128) * 128
+    s, kh, lk, i = np.indices((8, 2, 4, 2)).reshape(4, -1)
+    columns = torch.from_numpy(32 * lk + 4 * s + 2 * kh + i)
+    every = torch.cat([128 * b + columns for b in range(width // 128)])
+    return torch.nn.functional.pad(x, (0, width - x.shape[1]))[:, every].contiguous()
+
+
+def product(
+    kernel: Any, name: str, n: int, k: int, tile: Tile, dtype: torch.dtype, *flags: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the kernel stores, and the product of the codes in float64; both [slots, n]."""
+    drawn = [
+        SPEC.make_inputs(Case("mmq", name, "float16", 1, n, k, 0, "float", flags), i).source.raw
+        for i in range(E)
+    ]
+    experts = pack_gpu_experts(np.stack(drawn), name, arch="sm_90")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, k, generator=generator).to(dtype)
+    ids = torch.randint(0, E - 1, (TOKENS * TOP_K,), generator=generator)  # the last one has none
+    ids[3] = -1
+    known = torch.where(ids < 0, E, ids)
+    slots = torch.argsort(known, stable=True)
+    tiles: list[int] = []
+    for e in range(E + 1):
+        rows = (known[slots] == e).nonzero()[:, 0].tolist()
+        for at in range(0, len(rows), tile.block_m):
+            tiles += [e, rows[at], min(rows[at] + tile.block_m, rows[-1] + 1)]
+    plan = torch.tensor([len(tiles) // 3, *tiles], dtype=torch.int32)
+    y = torch.full((len(ids), n), 7.0).to(dtype)
+    kernel.launch_moe_hopper(reordered(x[slots // TOP_K]), experts, slots.int(), plan, y, tile)
+
+    exact = []
+    for raw in drawn:
+        codes = BLOCK_TYPES[name].codes(raw)
+        w = codes.codes.astype(np.float64).reshape(n, -1, codes.sub)
+        w = w * codes.scale.astype(np.float64)[:, :, None]
+        if codes.minimum is not None:
+            w = w + codes.minimum.astype(np.float64)[:, :, None]
+        exact.append(torch.from_numpy(w.reshape(n, -1)))
+    nothing = torch.full((n,), torch.nan, dtype=torch.float64)
+    right = [exact[e] @ x[s // TOP_K].double() if e >= 0 else nothing
+             for s, e in enumerate(ids.tolist())]  # fmt: skip
+    return y, torch.stack(right)
+
+
+def error(found: torch.Tensor, right: torch.Tensor) -> float:
+    there = ~torch.isnan(right)
+    assert torch.equal(torch.isnan(found), ~there)
+    return float((found.double() - right)[there].norm() / right[there].norm())
+
+
+MOST = {torch.float16: 3.3e-4, torch.bfloat16: 2.6e-3}
+"""Two roundings, of weights and of results: 2^-12 to 2^-11 each."""
+
+
+@pytest.mark.parametrize("dtype", MOST, ids=["fp16", "bf16"])
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_products_of_every_type(kernel: Any, name: str, dtype: torch.dtype) -> None:
+    k = {256: 512, 32: 352}[BLOCK_TYPES[name].block_size]  # the last step is a part of one
+    if name.startswith("Q5_") and k == 352:
+        k = 384
+    tile = hopper(128, 32, 3, 1) if dtype == torch.float16 else hopper(64, 16, 2, 2)
+    found, right = product(kernel, name, 72, k, tile, dtype)
+    assert error(found, right) < MOST[dtype]
+
+
+@pytest.mark.parametrize("block_m", [16, 64, 128])
+def test_tiles_of_every_height(kernel: Any, block_m: int) -> None:
+    found, right = product(kernel, "Q4_K", 72, 768, hopper(128, block_m, 4, 1), torch.float16)
+    assert error(found, right) < MOST[torch.float16]
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K"])
+def test_scales_of_zero_and_of_any_size(kernel: Any, name: str) -> None:
+    found, right = product(kernel, name, 72, 512, hopper(128, 32, 3, 1), torch.float16, "edge")
+    there = ~torch.isnan(right)
+    size = right.abs().amax(1, keepdim=True).clamp(min=1e-3).expand_as(right)
+    fits = there & (size < 3e4)
+    assert fits.any()
+    assert ((found.double() - right).abs() <= 4e-3 * size)[fits].all()
+
+
+@pytest.mark.parametrize("change", ["column", "number"])
+def test_a_wrong_index_would_be_found(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    if change == "column":
+        monkeypatch.setitem(globals(), "reordered", lambda x: x.contiguous())
+    else:
+        plain = kernel.numbers_of_steps.fn
+        swapped = lambda *args: plain(*args)[::-1]  # noqa: E731
+        monkeypatch.setattr(kernel, "numbers_of_steps", swapped)
+    found, right = product(kernel, "Q4_K", 72, 512, hopper(128, 32, 3, 1), torch.float16)
+    assert error(found, right) > 0.1
