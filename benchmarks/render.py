@@ -26,6 +26,7 @@ from render_gpu import (  # noqa: E402
     against_table,
     bars_table,
     gguf_model_table,
+    hybrid_table,
     ladder_table,
     real_model_table,
 )
@@ -316,6 +317,7 @@ _KINDS = {
     "gpu-ssd": _Kind(against_table, _measured_parts),
     "gpu-ladder": _Kind(ladder_table, lambda result: [result["title"]]),
     "gpu-gguf-model": _Kind(gguf_model_table, lambda result: [result["model"]["name"]]),
+    "gpu-hybrid-decode": _Kind(hybrid_table, lambda result: [result["model"]["name"]]),
     "gpu-quality": _Kind(real_model_table, _model_file),
     "gpu-versus-llama-cpp": _Kind(versus_gpu_table, subjects_of),
 }

@@ -12,6 +12,7 @@ __all__ = [
     "against_table",
     "bars_table",
     "gguf_model_table",
+    "hybrid_table",
     "ladder_table",
     "real_model_table",
 ]
@@ -186,6 +187,35 @@ def gguf_model_table(result: Mapping[str, Any], subject: str) -> str:
             "paired with these."
         )
     return "\n".join([*lines, note])
+
+
+def hybrid_table(result: Mapping[str, Any], subject: str) -> str:
+    """What a token of a hybrid takes launch by launch and as a graph, and which kernels it runs."""
+    judgement, blocks = result["judgement"], result["blocks"]
+    base, ours = "transformers' loop", "graph"
+    us = {arm: statistics.median(block["us"][arm] for block in blocks) for arm in (base, ours)}
+    found = (
+        f"{judgement['ratio']:.2f}x ({judgement['low']:.2f}-{judgement['high']:.2f}) "
+        f"{judgement['verdict']}"
+    )
+    rows = [[base, f"{us[base]:.0f}", ""], [ours, f"{us[ours]:.0f}", found]]
+    lines = [markdown([subject, "us a token", f"vs {base}"], rows), ""]
+    kernels = result["kernel_time"]
+    if kernels:
+        rows = [
+            [r["op"], f"{r['us'] / kernels['steps']:.0f}", f"{r['share']:.1%}",
+             f"{r['launches'] / kernels['steps']:.0f}"]
+            for r in kernels["rows"]
+        ]  # fmt: skip
+        rows.append(["all", f"{kernels['total_us'] / kernels['steps']:.0f}", "", ""])
+        lines += [markdown(["kernels of", "us a token", "share", "launches"], rows), ""]
+    lines.append(
+        f"{result['origin']['gpu']['name']}, {result['origin']['date'][:10]}; seeded random "
+        f"weights, Q4_K, {result['dtype']}; medians of {len(blocks)} blocks in random order, "
+        f"{result['steps']} tokens each behind a prompt of {result['prompt']}; ratio above 1 is "
+        f"faster, with its 95 % interval; logits of both differ by {result['error']:.1e} at most."
+    )
+    return "\n".join(lines)
 
 
 _TITLES = {

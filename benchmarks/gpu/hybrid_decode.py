@@ -38,6 +38,7 @@ from tilewright.measure.sample import block_orders  # noqa: E402
 PATTERN = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 """Nemotron-H-8B's layers: a scan, a feed-forward layer or an attention."""
 
+NAME = "Nemotron-H-8B's shapes"
 SIZES: dict[str, Any] = {
     "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -152,7 +153,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {
         "kind": "gpu-hybrid-decode",
         "origin": {**origin(torch.get_num_threads()), "gpu": describe() if gpu else {}},
-        "model": {"pattern": PATTERN[: args.layers], "seed": args.seed, **SIZES},
+        "model": {"name": NAME, "pattern": PATTERN[: args.layers], "seed": args.seed, **SIZES},
         "dtype": args.dtype, "prompt": args.prompt, "steps": args.steps,
         "error": float(each.max()), "most_error": _MOST_ERROR[args.dtype],
         "same_first": float((found.argmax(1) == right.argmax(1)).double().mean()),

@@ -189,6 +189,28 @@ def test_a_model_shows_where_its_kernels_spend_a_prefill(render: Any, tmp_path: 
     assert "* llama.cpp's figures are of another run" in text
 
 
+def test_a_hybrids_token_by_a_graph(render: Any, tmp_path: Path) -> None:
+    loop = "transformers' loop"
+    kernels = {
+        "steps": 4, "total_us": 8000.0,
+        "rows": [{"op": "mmq", "us": 6000.0, "share": 0.75, "launches": 400}],
+    }  # fmt: skip
+    content = {
+        "kind": "gpu-hybrid-decode", "dtype": "float16", "steps": 64, "prompt": 512,
+        "origin": {"date": "2030-01-01", "gpu": {"name": "NVIDIA H200"}}, "error": 3e-4,
+        "model": {"name": "a hybrid"}, "kernel_time": kernels,
+        "judgement": {"ratio": 9.0, "low": 8.5, "high": 9.5, "verdict": "DISJOINT"},
+        "blocks": [{"us": {loop: 900.0 * n, "graph": 100.0 * n}} for n in (1, 2, 3)],
+    }  # fmt: skip
+    (tmp_path / "hybrid.json").write_text(json.dumps(content))
+    text = render.render("<!-- results:gpu-hybrid-decode -->\n<!-- /results -->\n", tmp_path)
+    assert f"| {loop} | 1800 |  |" in text
+    assert "| graph | 200 | 9.00x (8.50-9.50) DISJOINT |" in text
+    assert "| mmq | 1500 | 75.0% | 100 |" in text
+    assert "| all | 2000 |  |  |" in text
+    assert "logits of both differ by 3.0e-04 at most" in text
+
+
 def test_a_mixture_without_figures_of_llama_cpp(render: Any, tmp_path: Path) -> None:
     row = {"test": "pp4096", "median_ts": 300.0, "samples_ts": [290.0, 310.0]}
     content = {

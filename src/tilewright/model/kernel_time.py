@@ -88,6 +88,7 @@ class KernelReport:
         """Plain values; the test is named as llama-bench names it."""
         return {
             "test": self.test,
+            "steps": self.steps,
             "total_us": self.total_us,
             "pass_us": self.pass_us,
             "rows": [
