@@ -7,7 +7,9 @@ for that, and ptxas neither waits nor warns: sums then hold products of half-mad
 now and then, when another program keeps the matrix units busy.
 
 So sums of such a dot pass through `awaited` in every step: what is no wgmma needs them, and Triton
-waits for all products there. `tilewright.isa.hazards` looks at the machine code for what is left.
+waits for all products right after the dot. Or the dot is left pending, registers of its left
+operand are written only of what needs the number that `waited` returns, and the step goes on
+between the two. `tilewright.isa.hazards` looks at the machine code for what is left.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,6 +29,15 @@ def awaited(acc):
     return tl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1
     )
+
+
+@triton.jit
+def waited(k):
+    """0, once all products that were issued before are complete; k is any number of the step."""
+    return tl.inline_asm_elementwise(
+        "wgmma.wait_group.sync.aligned 0; mov.b32 $0, 0;",
+        "=r,r", [k], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 def has_wgmma(arch: str) -> bool:

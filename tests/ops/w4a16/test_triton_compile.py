@@ -43,6 +43,7 @@ TILES = {
 }
 LEFT = BASE.replace(order="wx", dequant="asm")
 HOPPER = LEFT.replace(block_m=256, block_n=128, block_k=128, num_warps=8, num_stages=3)
+AHEAD = HOPPER.replace(block_k=64, num_stages=4, order="ahead")
 SUMS = Tile.of(
     "skinny", block_m=1, block_n=64, block_k=128, split_k=4, num_warps=4, num_stages=2
 )  # fmt: skip
@@ -73,6 +74,28 @@ JOBS: dict[str, dict[str, Any]] = {
         "tile": HOPPER.replace(block_n=64, block_k=64, num_warps=4),
     },
     "sm_90 left not awaited": {"arch": "sm_90", "tile": HOPPER, "words": "k32", "unawaited": True},
+    "sm_90 ahead": {"arch": "sm_90", "tile": AHEAD, "words": "k32"},
+    "sm_90 ahead bfloat16": {
+        "arch": "sm_90", "tile": AHEAD, "words": "k32", "dtype": "bfloat16", "group": 0,
+    },
+    "sm_90 ahead bytes": {
+        "arch": "sm_90", "words": "k32", "zeros": "bytes",
+        "tile": AHEAD.replace(block_n=64, num_warps=4),
+    },
+    "sm_90 ahead symmetric": {
+        "arch": "sm_90", "words": "k32", "zeros": "none", "dtype": "bfloat16",
+        "tile": AHEAD.replace(block_m=128, block_k=128, num_stages=2),
+    },
+    "sm_90 ahead groups of 32": {
+        "arch": "sm_90", "tile": AHEAD.replace(block_k=32), "words": "k32", "group": 32,
+    },
+    "sm_90 ahead small": {
+        "arch": "sm_90", "words": "k32", "dtype": "bfloat16",
+        "tile": AHEAD.replace(block_m=64, block_n=64, num_warps=4),
+    },
+    "sm_90 ahead one stage": {
+        "arch": "sm_90", "tile": AHEAD.replace(num_stages=1), "words": "k32",
+    },
     "sm_80 left": {"arch": "sm_80", "tile": LEFT, "words": "k32"},
     "sm_90 few": {"arch": "sm_90", "tile": SUMS, "words": "k32", "m": 1},
     "gfx1151 few": {"arch": "gfx1151", "tile": SUMS, "m": 1},
@@ -152,7 +175,12 @@ def test_it_does_not_spill(compiled, name):
     assert compiled[name]["spilled"] == 0
 
 
-@pytest.mark.parametrize("name", ["sm_90 left", "sm_90 left bfloat16", "sm_90 left symmetric"])
+AHEADS = [name for name in JOBS if name.startswith("sm_90 ahead")]
+
+
+@pytest.mark.parametrize(
+    "name", ["sm_90 left", "sm_90 left bfloat16", "sm_90 left symmetric", *AHEADS]
+)
 def test_wgmma_is_not_serialized(compiled, name):
     assert compiled[name]["serialized"] == []
 
@@ -170,6 +198,16 @@ def test_weights_of_words_of_32_columns_do_not_pass_through_shared_memory(compil
     loads = 3 * 256 * 128 * 2 + 2 * 128 * (128 // 2 + 4 + zeros)
     assert compiled[name]["shared_bytes"] == loads
     assert compiled["sm_90 left k8"]["shared_bytes"] > compiled["sm_90 left"]["shared_bytes"]
+
+
+@pytest.mark.parametrize("name", AHEADS)
+def test_weights_made_ahead_leave_no_register(compiled, name):
+    """What is allotted is x, and in the end the outputs, which are exchanged before they are
+    stored; words, scales and zero points never lie in shared memory."""
+    tile = JOBS[name]["tile"]
+    loads = tile.num_stages * tile.block_m * tile.block_k * 2
+    assert compiled[name]["kernels"] == ["_w4a16_ahead_kernel"]
+    assert compiled[name]["shared_bytes"] <= max(loads, tile.block_m * tile.block_n * 2)
 
 
 @pytest.mark.parametrize(

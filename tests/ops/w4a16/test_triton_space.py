@@ -28,6 +28,11 @@ BASE = Tile.of(
     order="xw",
 )
 
+AHEAD = {
+    "order": "ahead", "dequant": "asm", "block_m": 256, "block_n": 128, "block_k": 64,
+    "num_warps": 8, "num_stages": 4,
+}  # fmt: skip
+
 
 def problem(arch="gfx1151", dtype="float16", m=512, group=128, k=4096) -> Problem:
     return Problem("w4a16_triton", arch, dtype, "uint4", "float", m, 4096, k, group)
@@ -56,6 +61,13 @@ def problem(arch="gfx1151", dtype="float16", m=512, group=128, k=4096) -> Proble
         ({"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 1}, {}, "spills"),
         ({"order": "wx", "block_n": 128}, {"arch": "sm_90"}, "one product after another"),
         ({"order": "wx", "num_warps": 8}, {"arch": "sm_90"}, "one product after another"),
+        (AHEAD | {"num_warps": 4}, {"arch": "sm_90"}, "one product after another"),
+        (AHEAD | {"dequant": "packed"}, {"arch": "sm_90"}, "made ahead"),
+        (AHEAD | {"block_m": 32}, {"arch": "sm_90"}, "made ahead"),
+        (AHEAD | {"block_n": 32, "num_warps": 2}, {"arch": "sm_90"}, "made ahead"),
+        (AHEAD | {"block_k": 256}, {"arch": "sm_90", "group": -1}, "made ahead"),
+        (AHEAD, {"arch": "sm_80"}, "made ahead"),
+        (AHEAD, {"arch": "gfx942"}, "made ahead"),
     ],
 )
 def test_a_tile_breaks_the_rule(changes, at, rule):
@@ -77,6 +89,9 @@ def test_a_tile_breaks_the_rule(changes, at, rule):
         ({"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 1, "dequant": "asm"}, {}),
         ({"block_m": 64, "block_n": 16, "block_k": 64, "num_warps": 1, "num_stages": 1}, {}),
         ({"block_m": 128, "block_n": 256, "num_warps": 8}, {"arch": "sm_90"}),
+        (AHEAD, {"arch": "sm_90"}),
+        (AHEAD, {"arch": "sm_90", "dtype": "bfloat16", "group": -1}),
+        (AHEAD, {"arch": "interpreter"}),
     ],
 )
 def test_a_tile_keeps_every_rule(changes, at):

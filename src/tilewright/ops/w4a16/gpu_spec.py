@@ -39,6 +39,7 @@ _SOURCES = {
     "hopper": ("hopper_gemm", "hopper_decode", "hopper_decode_parts", "hopper_parts"),
     "words": (
         "triton_gemm",
+        "triton_ahead",
         "triton_skinny",
         "triton_parts",
         "amd_gemm",

@@ -12,7 +12,8 @@ weights of them in registers (`triton_parts`), and multiplies, in one of two ord
 
 On Hopper the left operand of a dot may come from registers: "wx" with words of the order "k32"
 takes weights there without a trip through shared memory. Elsewhere an operand goes through it.
-Each step then waits for its products (AWAIT, see `tilewright.ops.wgmma`).
+Each step then waits for its products (AWAIT, see `tilewright.ops.wgmma`). A third order, "ahead",
+is the kernel of `triton_ahead`; what that does not serve is multiplied as "wx".
 
 Words, scales and zero points lie as `tilewright.layout.triton` draws them; every operand has its
 own strides. A step reads one scale a column, so BLOCK_K divides the group, unless one group is all
@@ -51,6 +52,7 @@ import triton.language as tl
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
 from tilewright.ops.cross import target_arch
+from tilewright.ops.w4a16.triton_ahead import launch_ahead, serves
 from tilewright.ops.w4a16.triton_parts import (
     bfloat16_bits,
     dequantize_asm,
@@ -251,6 +253,17 @@ def launch_w4a16(
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
+    if tile.order == "ahead":
+        arch = target_arch(x.device)
+        arguments = weight_arguments(weight, x.dtype, tile.dequant, arch)
+        if serves(tile, x, weight, arguments, wide=_wide(x, y, weight), interpreted=INTERPRETED):
+            check_device(x)
+            launch_ahead(
+                x, weight, weight_strides(weight), bias, y, tile, arguments,
+                awaited=has_wgmma(arch), interpreted=INTERPRETED,
+            )  # fmt: skip
+            return
+        tile = tile.replace(order="wx")
     launch_shares(x, weight, bias, y, None, tile, order=tile.order, dequant=tile.dequant)
 
 
@@ -288,10 +301,14 @@ def launch_shares(
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         GROUP_M=fields.get("group_m", 8), SPLIT=shares,
         EVEN_K=k % max(tile.block_k, 32) == 0,
-        WIDE=any(spans_wide(t) for t in (x, y, *weight_tensors(weight))),
+        WIDE=_wide(x, y, weight),
         AWAIT=order == "wx" and has_wgmma(target_arch(x.device)), INTERPRET=INTERPRETED,
         FAULT=fields.get("planted", ""), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
+
+
+def _wide(x: torch.Tensor, y: torch.Tensor, weight: WordsW4) -> bool:
+    return any(spans_wide(t) for t in (x, y, *weight_tensors(weight)))
 
 
 def check_device(x: torch.Tensor) -> None:

@@ -76,7 +76,8 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
     The dequantized tile of w once, the loads of `num_stages` steps of x and of one fewer of words,
     scales and zero points; or half of the outputs, which NVIDIA's compiler exchanges before it
     stores them. Found by compiling for gfx90a, gfx1151, sm_80 and sm_90 (Triton 3.7). Words of the
-    order "k32" need less: their weights stay in registers.
+    order "k32" need less: their weights stay in registers; with "ahead" so do their words, unless
+    the product is multiplied as "wx".
     """
     size = 4 if problem.act_dtype == "float32" else 2
     x = tile.block_m * tile.block_k * size
@@ -84,7 +85,7 @@ def smem_bytes(tile: Tile, problem: Problem) -> int:
     if problem.arch.startswith("gfx"):
         return int(w + max(1, tile.num_stages - 1) * x)
     ahead = tile.block_k * tile.block_n // 2 + 8 * tile.block_n
-    if tile.order == "wx" and tile.dequant != "scalar":
+    if tile.order != "xw" and tile.dequant != "scalar":
         w //= 4
     loop = w + tile.num_stages * x + (tile.num_stages - 1) * ahead
     return int(max(loop, tile.block_m * tile.block_n * (4 if "split_k" in dict(tile) else size)))
@@ -189,11 +190,20 @@ def _does_not_spill(tile: Tile, problem: Problem) -> bool:
 
 def _pipelines(tile: Tile, problem: Problem) -> bool:
     dots = _by_dots(tile, problem)
-    if dots is None or dots.order != "wx" or problem.arch != "sm_90":
+    if dots is None or dots.order == "xw" or problem.arch != "sm_90":
         return True
     if tile.block_m < 64 or tile.block_n < 64 or tile.num_warps < 4:
         return True  # bound by memory, or too small for wgmma
     return bool(tile.block_n == 16 * tile.num_warps)
+
+
+def _ahead(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm != "triton" or tile.order != "ahead":
+        return True
+    if problem.arch not in ("sm_90", INTERPRETER) or tile.dequant != "asm":
+        return False
+    least = 64 if problem.arch == "sm_90" else 16
+    return bool(min(tile.block_m, tile.block_n) >= least and tile.block_k in (32, 64, 128))
 
 
 RULES = (
@@ -234,6 +244,12 @@ RULES = (
         "as the left operand on sm_90, each warp takes 16 rows of w; else ptxas waits for every "
         "wgmma before the next (C7515)",
         _pipelines,
+    ),
+    Rule(
+        "made ahead",
+        "only wgmma, of sm_90, multiplies on its own while weights are made: 'asm', tiles from "
+        "64 x 64 on, steps of 32 to 128 columns",
+        _ahead,
     ),
     Rule(
         "spills",
@@ -278,7 +294,7 @@ TRITON_SPACE = TileSpace(
             "num_stages": (1, 2, 3, 4),
             "group_m": (1, 4, 8, 16),
             "dequant": ("scalar", "packed", "asm"),
-            "order": ("xw", "wx"),
+            "order": ("xw", "wx", "ahead"),
         },
         "skinny": {
             "block_m": (1, 2, 4, 16, 32, 64, 128),
