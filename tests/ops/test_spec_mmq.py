@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from quick import one_in
+from job_process import some_slow
 from stand_ins import PRODUCTS, stand_in
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.ops.catalog import SPECS
@@ -20,6 +20,7 @@ from tilewright.tune.verify import negative_controls, verify_op
 
 SPEC = SPECS["mmq"]
 TYPES = SPEC.weight_types
+QUICK = ("Q4_1", "Q5_0", "Q4_K", "Q8_0", "Q6_K", "IQ4_XS", "MXFP4")  # all their cases
 
 
 def case_of(weight_type, m=17, n=40, k=512, dtype="float32", path="float", flags=()):
@@ -155,7 +156,7 @@ def test_flops_and_bytes():
     assert SPEC.bytes(problem) == 64 * 8 * 18 + 2 * 5 * (256 + 64)
 
 
-@pytest.mark.parametrize("weight_type", one_in(2, TYPES))
+@pytest.mark.parametrize("weight_type", some_slow(TYPES, {*TYPES} - {*QUICK}))
 def test_op_passes_every_case(weight_type):
     report = verify_op(SPEC, cases=[c for c in SPEC.cases if c.weight_type == weight_type])
     assert report.passed, report.failures[:3]
@@ -179,7 +180,7 @@ def test_op_passes_with_another_tile_of_each_algorithm(weight_type):
     assert len(report.rows) == 4
 
 
-@pytest.mark.parametrize("weight_type", one_in(3, TYPES))
+@pytest.mark.parametrize("weight_type", some_slow(TYPES, {*TYPES} - {*QUICK[::2]}))
 def test_corrupted_operands_of_the_op_turn_the_verdict_red(weight_type):
     cases = [
         c for c in SPEC.cases
