@@ -41,6 +41,9 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "error": "",
         "products": len(re.findall(r"mma\.sync\.aligned\.m16n8k16", ptx)),
+        "dependent": kernel.metadata["launch_pdl"],
+        "loads_before_waiting": ptx[: ptx.index("griddepcontrol.wait")].count("ld.global"),
+        "registers": int(re.findall(r"Used (\d+) registers", kernel.log)[0]),
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32", ptx)),
         "barriers": len(re.findall(r"bar\.sync", ptx)),
         "shared_bytes": kernel.metadata["shared"],

@@ -74,6 +74,8 @@ def _prmt(a: Any, b: Any, selector: Any) -> Any:
 
 
 def inline_asm_elementwise(asm: str, constraints: str, args: Any, **rest: Any) -> Any:
+    if asm.startswith(("griddepcontrol.", "{ prefetch.")):
+        return None  # programs run one after the other, and memory has no caches
     if asm.startswith("mov.b64"):
         low, high = (base.unwrap(v).astype(np.int64) for v in args)
         return Tensor((low & 0xFFFFFFFF) | (high << 32))
@@ -95,7 +97,9 @@ def inline_asm_elementwise(asm: str, constraints: str, args: Any, **rest: Any) -
 
 class Kernel(base.Kernel):
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def launch(*args: Any, num_warps: int, **constants: Any) -> None:
+        def launch(
+            *args: Any, num_warps: int, launch_pdl: bool, maxnreg: int | None, **constants: Any
+        ) -> None:
             given = [base.Pointer.of(v) if isinstance(v, torch.Tensor) else v for v in args]
             for program in range(grid[0]):
                 base.Kernel.where = (program, 0)

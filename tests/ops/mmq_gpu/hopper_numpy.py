@@ -186,12 +186,19 @@ def inline_asm_elementwise(asm: str, constraints: str, args: Any, dtype: Any, **
     )
 
 
+def _alike(a: Any, b: Any) -> tuple[Any, Any]:
+    """Both as numbers of one dtype, that of the one which is a tensor."""
+    a, b = base.unwrap(a), base.unwrap(b)
+    dtype = (a if hasattr(a, "dtype") else np.asarray(b)).dtype
+    return dtype.type(a) if not np.ndim(a) else a, dtype.type(b) if not np.ndim(b) else b
+
+
 def _language() -> Any:
     gl = base._language()
     gl.inline_asm_elementwise = inline_asm_elementwise
     gl.load = lambda pointer, mask=None, other=0: base.load(pointer, mask, other)
-    gl.maximum = lambda a, b: Tensor(np.maximum(base.unwrap(a), np.float32(b)))
-    gl.minimum = lambda a, b: Tensor(np.minimum(base.unwrap(a), base.unwrap(a).dtype.type(b)))
+    gl.maximum = lambda a, b: Tensor(np.maximum(*_alike(a, b)))
+    gl.minimum = lambda a, b: Tensor(np.minimum(*_alike(a, b)))
     gl.DotOperandLayout = lambda *_: None
     gl.join = lambda a, b: Tensor(np.stack([a.data, b.data], axis=-1), a.dtype.name)
     gl.reshape = lambda v, shape: Tensor(v.data.reshape(shape), v.dtype.name)

@@ -15,6 +15,7 @@ from tilewright.errors import TileError
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.contract import Case
 from tilewright.ops.mmq.decode_space import TYPES, default
+from tilewright.ops.mmq.hopper_planted import PLANTED
 from tilewright.ops.mmq.reference import mmq_reference
 from tilewright.ops.mmq.spec import SPEC
 from tilewright.ops.mmq.triton_space import TRITON_SPACE
@@ -85,6 +86,23 @@ def test_every_column_meets_its_own_weights(kernel, weight_type, column):
     np.testing.assert_allclose(y, right, rtol=2**-10, atol=2**-16 * np.abs(right).max())
 
 
+@pytest.mark.parametrize("wrong", [p for p in PLANTED if p.tile.algorithm == "decode"],
+                         ids=lambda wrong: wrong.name)  # fmt: skip
+def test_a_planted_tile_is_wrong_and_what_it_pretends_to_be_is_right(kernel, wrong):
+    (case,) = wrong.cases
+
+    def error(of: Tile, k: int) -> float:
+        inputs = SPEC.make_inputs(Case("mmq", case.weight_type, "float16", 1, case.N, k), 7)
+        weight = pack_blocks_for(inputs.source.raw, case.weight_type, arch="sm_90")
+        assert isinstance(weight, GpuBlocks)
+        y = decode_machine.product(kernel, inputs.x, weight, None, of).double().numpy()
+        right = mmq_reference(inputs.x64(), inputs.source, None)
+        return float(np.linalg.norm(y - right) / np.linalg.norm(right))
+
+    assert error(wrong.honest, case.K) < ROUNDED["float16"]
+    assert error(wrong.tile, case.K) > 0.1
+
+
 REFUSED = {
     "another GPU": (problem(arch="sm_80"), "decode sm_90"),
     "two rows": (problem(M=2), "decode one row"),
@@ -113,7 +131,7 @@ def test_32_rows_have_registers_for_8_warps_and_no_more():
 @pytest.mark.parametrize(
     ("n", "k", "block_n", "num_warps"),
     [
-        (4096, 14336, 16, 8), (28672, 4096, 32, 4), (6144, 4096, 16, 4), (4096, 4096, 16, 4),
+        (4096, 14336, 16, 8), (28672, 4096, 32, 4), (6144, 4096, 16, 8), (4096, 4096, 16, 8),
         (1024, 4096, 16, 16), (128256, 4096, 32, 4), (4096, 256, 16, 1), (33008, 4096, 16, 4),
     ],
 )  # fmt: skip

@@ -34,10 +34,13 @@ JOBS = {
     "Q6_K 16 rows": job("Q6_K", (16, 8)),
     "Q5_0 bfloat16": job("Q5_0", (32, 8), "bfloat16"),
     "Q6_K, K shared unevenly": job("Q6_K", (32, 4), k=2560),
+    "Q4_1, by default": job("Q4_1", (16, 8)),
+    "Q5_0, by default": job("Q5_0", (16, 8)),
 }
-# Quick: a type with minima and one without, halves of a block, and the uneven share.
+DEFAULTS = {"Q4_1, by default", "Q5_0, by default"}
+# Quick: types with minima and one without, halves of a block, the uneven share, and the defaults.
 SLOW = set(JOBS) - {
-    "Q4_K 32 rows", "Q4_1 32 rows", "Q6_K 16 rows", "Q5_0 bfloat16", "Q6_K, K shared unevenly",
+    *DEFAULTS, "Q6_K 16 rows", "Q5_0 bfloat16", "Q6_K, K shared unevenly",
 }  # fmt: skip
 
 
@@ -58,9 +61,21 @@ def test_it_compiles_and_does_not_spill(compiled, name):
 def test_words_and_x_come_16_bytes_at_a_time(compiled, name):
     tile, form = JOBS[name]["tile"], BLOCK_FORMS[JOBS[name]["type"]]
     words = tile.block_n // 8 * form.low.bits // 2  # loads of a lane and a step
-    # x, and once more for its sums; those of 16 columns are of 8 bytes.
-    x = 8 + (1 if form.sub == 32 else 0)
+    # x of a lane's own sub-block, and once more for its sums. Of 16 columns it is of both halves of
+    # a unit, and sums are of 8 bytes.
+    x = 8 if form.sub == 16 else 1 + (4 if form.low.bits == 4 else 2)
     assert compiled[name]["wide_loads"] == 2 * (words + x)  # of the first step and of the next ones
+
+
+@pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
+def test_nothing_is_read_before_other_kernels_have_ended(compiled, name):
+    assert compiled[name]["dependent"]
+    assert compiled[name]["loads_before_waiting"] == 0
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_two_programs_of_8_warps_have_registers_beside_each_other(compiled, name):
+    assert compiled[name]["registers"] <= 128
 
 
 @pytest.mark.parametrize("name", some_slow(JOBS, SLOW))

@@ -16,8 +16,11 @@ from tilewright.errors import TileError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
 from tilewright.ops.contract import Case
+from tilewright.ops.mmq.gpu_spec import gpu_spec
+from tilewright.ops.mmq.hopper_planted import PLANTED
 from tilewright.ops.mmq.spec import SPEC
 from tilewright.ops.mmq.triton_space import TRITON_SPACE
+from tilewright.ops.space import Planted
 from tilewright.ops.workspace import Workspace
 from tilewright.tiles.tile import Tile
 
@@ -155,6 +158,12 @@ def tile_of(block_n: int, block_m: int, stages: int, w_stages: int, split_k: int
         ("Q4_0", 33, 130, 1312, tile_of(128, 32, 3, 4, 4), 132),
         ("Q2_K", 20, 65, 2048, tile_of(64, 32, 5, 2, 8), 16),
         ("MXFP4", 16, 64, 32, tile_of(64, 16, 3, 2), 132),
+        # Cut evenly: programs with one step more than others; shares of three programs; as many
+        # programs as steps; a program alone.
+        ("Q4_K", 70, 136, 1024, tile_of(64, 32, 3, 2, 0), 5),
+        ("Q2_K", 20, 65, 2048, tile_of(64, 32, 5, 2, 0), 7),
+        ("Q6_K", 130, 100, 512, tile_of(128, 128, 4, 3, 0), 132),
+        ("Q8_0", 300, 64, 288, tile_of(64, 256, 3, 2, 0), 1),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
@@ -174,6 +183,41 @@ def test_a_lost_share_would_be_found(machine: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine, "_collect", lambda acc, *_: acc)
     y, right, _ = multiplied(machine, "Q4_K", 16, 64, 1024, tile, 132, torch.float16)
     assert float((y.double() - right).norm() / right.norm()) > 0.1
+
+
+HOPPER_PLANTED = [p for p in PLANTED if p.tile.algorithm == "hopper"]
+
+
+def planted_error(machine: Any, of: Tile, m: int, n: int, k: int, weight_type: str) -> float:
+    y, right, _ = multiplied(machine, weight_type, m, n, k, of, 132, torch.float16)
+    return float((y.double() - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("wrong", HOPPER_PLANTED, ids=lambda wrong: wrong.name)
+def test_a_planted_tile_is_wrong_and_what_it_pretends_to_be_is_right(
+    machine: Any, wrong: Planted
+) -> None:
+    (case,) = wrong.cases
+    m, n, k = case.M, case.N, case.K
+    if wrong.caught_by == "ragged-shapes":  # right on the product it would be tuned for
+        assert planted_error(machine, wrong.tile, m, n, k, case.weight_type) <= 3e-4
+        n, k = n + 1, k + 32 * (case.weight_type == "Q4_0")
+    assert planted_error(machine, wrong.honest, m, n, k, case.weight_type) <= 3e-4
+    if wrong.name == "hopper-past-the-end":
+        with pytest.raises(IndexError, match="offsets"):
+            planted_error(machine, wrong.tile, m, n, k, case.weight_type)
+    else:
+        assert not planted_error(machine, wrong.tile, m, n, k, case.weight_type) <= 0.1
+
+
+def test_planted_tiles_are_of_the_space_of_hopper_alone() -> None:
+    assert set(PLANTED) <= set(gpu_spec("sm_90").space().planted)
+    assert not set(PLANTED) & set(gpu_spec("sm_80").space().planted)
+    for wrong in PLANTED:
+        problem = wrong.cases[0].problem("sm_90")
+        TRITON_SPACE.check(wrong.honest, problem)
+        with pytest.raises(TileError, match="has the fields"):
+            TRITON_SPACE.check(wrong.tile, problem)
 
 
 TILE = Tile.of(
@@ -226,3 +270,4 @@ def test_all_shares_but_the_last_of_a_tile_take_its_outputs_in_floats() -> None:
     assert needs is not None
     assert needs(TILE.replace(split_k=4), 300, 200, 1024, 132) == (6 * 3 * 128 * 128, 6)
     assert needs(TILE, 300, 200, 1024, 132) == (0, 0)
+    assert needs(TILE.replace(split_k=0), 300, 200, 1024, 132) == (132 * 128 * 128, 6)

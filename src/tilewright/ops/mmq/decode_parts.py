@@ -23,6 +23,8 @@ from triton.experimental.gluon import language as gl
 from tilewright.ops.mma_fragments import along, bits, unstack
 
 __all__ = [
+    "begin_dependents",
+    "fetch",
     "lanes_layout",
     "load_high",
     "load_scales",
@@ -31,6 +33,7 @@ __all__ = [
     "paired",
     "pairs_of",
     "rows_layout",
+    "wait_for_others",
     "words_layout",
     "words_of",
 ]
@@ -129,30 +132,53 @@ def words_of(parts, UNITS: gl.constexpr, LANES: gl.constexpr):
 
 
 @gluon.jit
+def fetch(ptrs):
+    """Bring the lines that pointers point to into the L2, where a later store still finds them."""
+    gl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [ptrs.to(gl.int64)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_for_others():
+    """Until all kernels before this one have ended and what they wrote is to be seen."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def begin_dependents():
+    """A kernel behind this one that waits by itself may take the place of programs that end."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def load_x(
-    z_ptr, places, live, PIECES: gl.constexpr, C: gl.constexpr, BY_UNIT: gl.constexpr,
-    EVEN: gl.constexpr, WORDS: gl.constexpr, LANES: gl.constexpr,
+    z_ptr, places, live, OWN: gl.constexpr, C: gl.constexpr, EVEN: gl.constexpr,
+    WORDS: gl.constexpr, LANES: gl.constexpr,
 ):  # fmt: skip
     """x of a step, four pairs of columns of each piece; zeros in lanes of other sub-blocks, and
     where a warp is not live.
 
     Args:
-        places: of each pattern, from z_ptr in 16 bytes, [W, 32].
+        places: from z_ptr in 16 bytes, [W, 32]: of the one unit that a lane has columns of (OWN),
+            else of each half of a unit.
     """
     found = ()
-    each: gl.constexpr = C // 8  # pieces of a unit
-    for i in gl.static_range(PIECES):
-        if BY_UNIT:
-            at = places[i // each]
-        else:
-            at = places[i % each // (each // 2)]
+    EACH: gl.constexpr = C // 8  # pieces of a unit
+    for i in gl.static_range(EACH if OWN else 8):
+        at = places[0] if OWN else places[i % EACH // (EACH // 2)]
         if not EVEN:
             at = gl.where(live, at, at * 0)
         at = gl.expand_dims(at * 4, 2) + along(2, 4, WORDS, 3)
-        if BY_UNIT:
-            pairs = gl.load(z_ptr + at + i % each * 4)
+        if OWN:
+            pairs = gl.load(z_ptr + at + i * 4)
         else:
-            pairs = gl.load(z_ptr + at + (i // each * (C // 2) + i % (each // 2)) * 4)
+            pairs = gl.load(z_ptr + at + (i // EACH * (C // 2) + i % (EACH // 2)) * 4)
         found = found + _four(pairs, LANES)
     return found
 

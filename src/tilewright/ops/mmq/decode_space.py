@@ -21,7 +21,8 @@ TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 _STEP = 256  # columns of a step of a warp
 _UNITS = 132  # multiprocessors of an H100 or H200: what defaults are made for
 _PROGRAMS = 4  # of 32 rows and 4 warps on each of them, from which a weight has many rows
-_LONG = 32  # steps of K
+_LONG = 16  # steps of K
+_LONGER = 32
 _ENOUGH = 1024  # warps that keep a GPU's memory busy
 
 FIELDS: dict[str, tuple[Any, ...]] = {
@@ -97,7 +98,7 @@ def default(problem: Problem) -> Tile | None:
     """
     steps = problem.K // _STEP
     many = problem.N >= 32 * _PROGRAMS * _UNITS
-    if problem.weight_type == "Q6_K" and steps >= _LONG and not many:
+    if problem.weight_type == "Q6_K" and steps >= _LONGER and not many:
         return None
     num_warps = 8 if steps >= _LONG and not many else 4
     while num_warps < 16 and num_warps * problem.N < 16 * _ENOUGH:

@@ -72,7 +72,7 @@ def _add_word(
     even, odd, a, b, a_high, b_high, x, D: gl.constexpr, U: gl.constexpr, AT: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, SIGNED: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """Two products with codes times x of word D of unit U of two rows."""
+    """Two products, or one, with codes times x of word D of a unit of two rows; U of x's units."""
     p0 = _pair(a, a_high, 0, AT, LOW, HIGH, SIGNED, DTYPE)
     r0 = _pair(b, b_high, 0, AT, LOW, HIGH, SIGNED, DTYPE)
     p1 = _pair(a, a_high, 1, AT, LOW, HIGH, SIGNED, DTYPE)
@@ -96,22 +96,28 @@ def _add_word(
 
 @gluon.jit
 def add_words(
-    sums, words, high, x, Q: gl.constexpr, U: gl.constexpr, LOW: gl.constexpr,
+    sums, words, high, x, owner, Q: gl.constexpr, U: gl.constexpr, LOW: gl.constexpr,
     HIGH: gl.constexpr, SIGNED: gl.constexpr, UNITS: gl.constexpr, SETS: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """sums + codes times x of a unit of two rows.
+    """sums with codes times x of a unit of two rows.
+
+    With one set of sub-blocks a lane's x is of one unit, which serves for words of every unit: they
+    are summed apart, and a column keeps the sum of its own.
 
     Args:
         sums: two products (of four numbers) a set: of even pairs and of odd ones.
         words: of `words_of`.
         high: of `load_high`, of all rows and units.
+        owner: the unit of a lane's columns.
     """
-    SET: gl.constexpr = 8 * (U * SETS // UNITS)
+    OWN: gl.constexpr = SETS == 1
+    SET: gl.constexpr = 0 if OWN else 8 * U
     PER: gl.constexpr = LOW // HIGH if HIGH > 0 else 1
     EACH: gl.constexpr = 4 // PER if HIGH > 0 else 1  # words of high of a row and a unit
-    even = (sums[SET], sums[SET + 1], sums[SET + 2], sums[SET + 3])
-    odd = (sums[SET + 4], sums[SET + 5], sums[SET + 6], sums[SET + 7])
+    zero = gl.zeros_like(sums[0])
+    even = (zero, zero, zero, zero)
+    odd = even
     for d in gl.static_range(4):
         one = words[4 * U + d]
         two = words[4 * (UNITS + U) + d]
@@ -121,16 +127,18 @@ def add_words(
             a = high[((2 * Q) * UNITS + U) * EACH + d // PER]
             b = high[((2 * Q + 1) * UNITS + U) * EACH + d // PER]
         even, odd = _add_word(
-            even, odd, one, two, a, b, x, d, U, HIGH * (16 // LOW) * (d % PER), LOW,
+            even, odd, one, two, a, b, x, d, 0 if OWN else U, HIGH * (16 // LOW) * (d % PER), LOW,
             HIGH, SIGNED, DTYPE,
         )  # fmt: skip
     made = even + odd
     found = ()
     for i in gl.static_range(8 * SETS):
-        if i // 8 * 8 == SET:
-            found = found + (made[i % 8],)
-        else:
+        if i // 8 * 8 != SET:
             found = found + (sums[i],)
+        elif OWN and U > 0:
+            found = found + (gl.where(owner == U, made[i], sums[i]),)
+        else:
+            found = found + (made[i % 8],)
     return found
 
 

@@ -177,10 +177,14 @@ def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.
     )
 
 
-def _space() -> TileSpace:
+def _space(arch: str) -> TileSpace:
     from tilewright.ops.mmq.triton_space import TRITON_SPACE
 
-    return TRITON_SPACE
+    if arch != "sm_90":
+        return TRITON_SPACE
+    from tilewright.ops.mmq.hopper_planted import PLANTED
+
+    return replace(TRITON_SPACE, planted=(*TRITON_SPACE.planted, *PLANTED))
 
 
 def _corruption(of_cpu: Corruption, repack: Any) -> Corruption:
@@ -229,7 +233,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
     def make_inputs(case: Case, seed: int) -> Inputs:
         return repack(CPU_SPEC.make_inputs(case, seed))
 
-    space = _space()
+    space = _space(arch)
     return replace(
         CPU_SPEC,
         cases=_cases(CPU_SPEC.weight_types, large=device != "cpu"),
@@ -240,7 +244,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
         corruptions={
             name: _corruption(corrupt, repack) for name, corrupt in CPU_SPEC.corruptions.items()
         },
-        space=_space,
+        space=lambda: space,
         sources=_SOURCES,
         arch=lambda: arch,
         uses={**dict.fromkeys(space.fields, ("triton",)), "dense": ("triton", "torch")},

@@ -21,7 +21,9 @@ Fields of a tile ("hopper")
     num_stages  steps of 64 columns of x in flight, from 3 on
     w_stages    steps of 128 columns of the weight in flight, from 2 on
     split_k     shares of K, for few tiles: float32 sums of a share go to the workspace, and the
-                program with the last one adds them in their order, so that two launches agree
+                program with the last one adds them in their order, so that two launches agree.
+                0: the steps of all tiles in a row are cut evenly among the programs, and a tile
+                where programs meet has shares
     group_m     rows of tiles that are walked column by column, to share x and w in the cache
 
 Limits: float16 and bfloat16; any M and N; K a multiple of 128 for types with a plane of one bit.
@@ -77,17 +79,51 @@ _AHEAD = 3  # such steps, by which what scales are made of is brought near
 
 
 @gluon.jit
-def _item(i, tiles_m, tiles_n, steps, SPLIT: gl.constexpr, GROUP_M: gl.constexpr):
-    """Piece of work i: its tile's row and column (bands of GROUP_M rows, column by column), its
-    share, and the steps of K that it sums."""
-    share = i % SPLIT
-    t = i // SPLIT
+def _begin(program, total):
+    """The first of a program's steps, of `total` that all share."""
+    each = total // gl.num_programs(0)
+    return program * each + gl.minimum(program, total - each * gl.num_programs(0))
+
+
+@gluon.jit
+def _range(tiles, steps, SPLIT: gl.constexpr):
+    """This program's work: first and last + 1, and how many pieces that is. It is steps of all
+    tiles in a row with SPLIT 0, else pieces, of which programs take every so manieth."""
+    program = gl.program_id(0)
+    if SPLIT == 0:
+        begin = _begin(program, tiles * steps)
+        end = _begin(program + 1, tiles * steps)
+        count = (end - 1) // steps - begin // steps + 1
+    else:
+        begin = program
+        end = tiles * SPLIT
+        count = (end - begin + gl.num_programs(0) - 1) // gl.num_programs(0)
+    return begin, end, count
+
+
+@gluon.jit
+def _item(j, begin, end, tiles_m, tiles_n, steps, SPLIT: gl.constexpr, GROUP_M: gl.constexpr):
+    """This program's piece j: its tile's row and column (bands of GROUP_M rows, column by column)
+    and number, its share, and the steps of K that it sums.
+
+    With SPLIT 0 the last tile comes first: a program begins with the share that it leaves to the
+    next one, and ends with the tile whose shares others left long ago.
+    """
+    if SPLIT == 0:
+        share = gl.program_id(0)
+        t = (end - 1) // steps - j
+        first = gl.maximum(begin - t * steps, 0)
+        last = gl.minimum(end - t * steps, steps)
+    else:
+        i = begin + j * gl.num_programs(0)
+        share = i % SPLIT
+        t = i // SPLIT
+        first = share * steps // SPLIT
+        last = (share + 1) * steps // SPLIT
     band = t // (GROUP_M * tiles_n)
-    rows = min(tiles_m - band * GROUP_M, GROUP_M)
+    rows = gl.minimum(tiles_m - band * GROUP_M, GROUP_M)
     r = t % (GROUP_M * tiles_n)
-    return band * GROUP_M + r % rows, r // rows, share, share * steps // SPLIT, (
-        (share + 1) * steps // SPLIT
-    )  # fmt: skip
+    return band * GROUP_M + r % rows, r // rows, t, share, first, last
 
 
 @gluon.jit
@@ -106,8 +142,11 @@ def _x_producer(
     """One warp: x of every 64 columns, as buffers become free."""
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
-    for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
-        pid_m, _pid_n, _share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
+    begin, end, count = _range(tiles_m * tiles_n, steps, SPLIT)
+    for j in range(count):
+        pid_m, _pid_n, _t, _share, first, last = _item(
+            j, begin, end, tiles_m, tiles_n, steps, SPLIT, GROUP_M
+        )
         for k in range(4 * first, 4 * last):
             mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
@@ -132,16 +171,21 @@ def _w_producer(
     SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
     SUB: gl.constexpr, MATH: gl.constexpr, MOST: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, WARPS: gl.constexpr, SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
-    AHEAD: gl.constexpr,
+    AHEAD: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
     """Two warps: words of every 128 columns, and scales and minimums, as buffers become free."""
     SUBS: gl.constexpr = 128 // SUB
     ROWS: gl.constexpr = gl.BlockedLayout([BN // (32 * WARPS)], [32], [WARPS], [0])
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
-    for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
-        _pid_m, pid_n, _share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
+    begin, end, count = _range(tiles_m * tiles_n, steps, SPLIT)
+    for piece in range(count):
+        _pid_m, pid_n, _t, _share, first, last = _item(
+            piece, begin, end, tiles_m, tiles_n, steps, SPLIT, GROUP_M
+        )
         rows = gl.minimum(pid_n * BN + gl.arange(0, BN, ROWS), N - 1)
+        if FAULT == "hopper-scale-row":
+            rows = gl.minimum(rows + 1, N - 1)
         for k in range(first - AHEAD, last):
             if k + AHEAD < last:
                 prefetch_fields(
@@ -153,6 +197,8 @@ def _w_producer(
                     s_ptr + rows, m_ptr + rows, t_ptr + rows, k, subs, stride_sb, stride_mb,
                     stride_tb, SCALING, MINIMUMS, BYTES,
                 )  # fmt: skip
+                if FAULT == "hopper-no-minimum":
+                    fields = (fields[0], (gl.zeros_like(fields[1][0]),), fields[2])
                 for half in gl.static_range(2):
                     mbarrier.wait(empty.index(stage), phase)
                     bar = full.index(stage)
@@ -171,45 +217,61 @@ def _w_producer(
 
 
 @gluon.jit
-def _leave(acc, part_ptr, count_ptr, t, share, SPLIT: gl.constexpr, FLAT: gl.constexpr):
+def _leave(acc, part_ptr, count_ptr, t, share, SPLIT: gl.constexpr, FLAT: gl.constexpr,
+           FAULT: gl.constexpr):  # fmt: skip
     """Put this share of tile t in its slot of the workspace, and count it."""
     HALF: gl.constexpr = acc.shape[0] * acc.shape[1] // 2
     a, b = flat_halves(acc, FLAT)
-    slot = (t * (SPLIT - 1) + share).to(gl.int64) * (2 * HALF)
-    slot = part_ptr + slot + gl.arange(0, HALF, FLAT)
-    gl.store(slot, a)
-    gl.store(slot + HALF, b)
+    slot = share
+    if SPLIT > 0:
+        slot += t * (SPLIT - 1)
+    ptrs = part_ptr + slot.to(gl.int64) * (2 * HALF) + gl.arange(0, HALF, FLAT)
+    if FAULT != "hopper-stale-partial":
+        gl.store(ptrs, a)
+        gl.store(ptrs + HALF, b)
     block_barrier()
     gl.atomic_add(count_ptr + t, 1, sem="release")
 
 
 @gluon.jit
-def _collect(acc, part_ptr, count_ptr, t, SPLIT: gl.constexpr, ACC: gl.constexpr,
-             FLAT: gl.constexpr):  # fmt: skip
+def _collect(acc, part_ptr, count_ptr, t, share, tiles, steps, SPLIT: gl.constexpr,
+             ACC: gl.constexpr, FLAT: gl.constexpr, FAULT: gl.constexpr):  # fmt: skip
     """acc, the last share of tile t, plus the others in their order.
 
-    They are pieces of lower numbers, which programs take in their order: all have been begun.
+    Whoever makes them has begun: they are pieces of lower numbers, which programs take in their
+    order, or with SPLIT 0 the first that their programs make, all of which run at once.
     """
     BN: gl.constexpr = acc.shape[0]
     BM: gl.constexpr = acc.shape[1]
     HALF: gl.constexpr = BN * BM // 2
+    if SPLIT == 0:
+        # From the program on that has step t * steps; the first ones have one step more.
+        each = tiles * steps // gl.num_programs(0)
+        more = tiles * steps - each * gl.num_programs(0)
+        slot = t * steps // (each + 1)
+        slot = gl.where(slot < more, slot, (t * steps - more) // each)
+        shares = share - slot
+    else:
+        slot = t * (SPLIT - 1)
+        shares = share  # of the last: a number not known before keeps the loops below small
     arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
-    while arrived < SPLIT - 1:
+    while arrived < shares:
         arrived = gl.atomic_add(count_ptr + t, 0, sem="acquire")
     a, b = flat_halves(acc, FLAT)
-    slot = (t * (SPLIT - 1)).to(gl.int64) * (2 * HALF)
-    slot = part_ptr + slot + gl.arange(0, HALF, FLAT)
-    for share in range(SPLIT - 1):
-        a += gl.load(slot + share * (2 * HALF), cache_modifier=".cg")
-    for share in range(SPLIT - 1):
-        b += gl.load(slot + share * (2 * HALF) + HALF, cache_modifier=".cg")
+    ptrs = part_ptr + slot.to(gl.int64) * (2 * HALF) + gl.arange(0, HALF, FLAT)
+    if FAULT == "hopper-lost-partial" or FAULT == "hopper-lost-neighbour":
+        shares -= 1
+    for i in range(shares):
+        a += gl.load(ptrs + i * (2 * HALF), cache_modifier=".cg")
+    for i in range(shares):
+        b += gl.load(ptrs + i * (2 * HALF) + HALF, cache_modifier=".cg")
     gl.store(count_ptr + t, 0)  # ready for the next launch
     return accumulator_of_halves(a, b, BN, BM, ACC)
 
 
 @gluon.jit
 def _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
-           ACC: gl.constexpr, DTYPE: gl.constexpr):  # fmt: skip
+           ACC: gl.constexpr, DTYPE: gl.constexpr, FAULT: gl.constexpr):  # fmt: skip
     """Add the bias, round, and write a tile: through shared memory and TMA, or with masks."""
     BN: gl.constexpr = acc.shape[0]
     BM: gl.constexpr = acc.shape[1]
@@ -234,7 +296,13 @@ def _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS: gl.constexpr, TMA
         tma_store(y, [pid_m * BM, pid_n * BN], ys)
     else:
         offs_m = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, ACC))
-        mask = (offs_n < N)[:, None] & (offs_m < M)[None, :]
+        rows_m = M
+        if FAULT == "hopper-past-the-end":
+            rows_m = M + 1
+        rows_n = N
+        if FAULT == "hopper-partial-rows":
+            rows_n = N // 16 * 16
+        mask = (offs_n < rows_n)[:, None] & (offs_m < rows_m)[None, :]
         rows = offs_m.to(gl.int64)[None, :] * N
         gl.store(y + rows + offs_n[:, None], acc.to(DTYPE), mask=mask)
 
@@ -255,7 +323,7 @@ def _consumer(
     OFFSET: gl.constexpr, MATH: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr,
     BM: gl.constexpr, WARPS: gl.constexpr, HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr,
     STAGES: gl.constexpr, W_STAGES: gl.constexpr, SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
-    DTYPE: gl.constexpr,
+    DTYPE: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply. Phase n of empty[s] says that buffer s is free for its n-th use;
     a step frees the buffer of the step before, so all but the last are free from the start."""
@@ -276,8 +344,11 @@ def _consumer(
     # 1024 + code is exact, and so is what is left of it.
     offset = gl.full_like(low_turns[0], _minus(OFFSET, CODES))
     it = 0
-    for i in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
-        pid_m, pid_n, share, first, last = _item(i, tiles_m, tiles_n, steps, SPLIT, GROUP_M)
+    begin, end, count = _range(tiles_m * tiles_n, steps, SPLIT)
+    for j in range(count):
+        pid_m, pid_n, t, share, first, last = _item(
+            j, begin, end, tiles_m, tiles_n, steps, SPLIT, GROUP_M
+        )
         acc = gl.zeros((BN, BM), gl.float32, ACC)
         for _k in range(2 * first, 2 * last):
             w_stage = it % W_STAGES
@@ -313,12 +384,13 @@ def _consumer(
                             mbarrier.arrive(w_empty.index((it + W_STAGES - 1) % W_STAGES), count=1)
             it += 1
         acc = warpgroup_mma_wait(0, [acc])
-        if SPLIT > 1 and share < SPLIT - 1:
-            _leave(acc, part_ptr, count_ptr, i // SPLIT, share, SPLIT, FLAT)
+        if SPLIT != 1 and last < steps:
+            _leave(acc, part_ptr, count_ptr, t, share, SPLIT, FLAT, FAULT)
         else:
-            if SPLIT > 1:
-                acc = _collect(acc, part_ptr, count_ptr, i // SPLIT, SPLIT, ACC, FLAT)
-            _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE)
+            if SPLIT != 1:
+                acc = _collect(acc, part_ptr, count_ptr, t, share, tiles_m * tiles_n, steps,
+                               SPLIT, ACC, FLAT, FAULT)  # fmt: skip
+            _store(acc, y, ys, bias_ptr, pid_m, pid_n, M, N, HAS_BIAS, TMA_Y, ACC, DTYPE, FAULT)
     if TMA_Y:
         tma.store_wait(0)
 
@@ -343,7 +415,7 @@ def _mmq_hopper_kernel(
     HAS_BIAS: gl.constexpr, TMA_Y: gl.constexpr, BN: gl.constexpr,
     BM: gl.constexpr, STAGES: gl.constexpr, W_STAGES: gl.constexpr, SPLIT: gl.constexpr,
     GROUP_M: gl.constexpr, AHEAD: gl.constexpr, X_REGISTERS: gl.constexpr,
-    W_REGISTERS: gl.constexpr,
+    W_REGISTERS: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
     """`subs` sub-blocks a row of the weight, `steps` of 256 columns."""
     DTYPE: gl.constexpr = x_desc.dtype
@@ -371,6 +443,8 @@ def _mmq_hopper_kernel(
         mbarrier.init(w_full.index(i), count=2)  # the words, and the scales
         mbarrier.init(w_empty.index(i), count=1)
     fence_async_shared()
+    if FAULT == "hopper-k-tail":
+        steps = subs * SUB // 256
     tiles_m = (M + BM - 1) // BM
     tiles_n = (N + BN - 1) // BN
     gl.warp_specialize(
@@ -378,7 +452,7 @@ def _mmq_hopper_kernel(
             (_consumer, (
                 y, bias_ptr, part_ptr, count_ptr, xs, lows, highs, ns, ys, x_full, x_empty, w_full,
                 w_empty, M, N, tiles_m, tiles_n, steps, LOW, HIGH, CODES, OFFSET, MATH, SUB, BN,
-                BM, WARPS, HAS_BIAS, TMA_Y, STAGES, W_STAGES, SPLIT, GROUP_M, DTYPE,
+                BM, WARPS, HAS_BIAS, TMA_Y, STAGES, W_STAGES, SPLIT, GROUP_M, DTYPE, FAULT,
             )),
             (_x_producer, (
                 x_desc, xs, x_full, x_empty, tiles_m, tiles_n, steps, BM, STAGES, SPLIT, GROUP_M,
@@ -387,7 +461,7 @@ def _mmq_hopper_kernel(
                 low_desc, high_desc, s_ptr, m_ptr, t_ptr, stride_sb, stride_mb, stride_tb, lows,
                 highs, ns, w_full, w_empty, N, subs, tiles_m, tiles_n, steps, LOW, HIGH,
                 SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB, MATH, MOST, BN, W_STAGES, W_WARPS, SPLIT,
-                GROUP_M, AHEAD,
+                GROUP_M, AHEAD, FAULT,
             )),
         ],
         [1, W_WARPS],
@@ -406,12 +480,13 @@ def workspace_mmq_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tupl
     Args:
         tile: of the algorithm "hopper".
         M, N, K: of the problem.
-        units: multiprocessors of the device; not asked for.
+        units: multiprocessors of the device.
     """
     if tile.split_k == 1:
         return 0, 0
     tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
-    return tiles * (tile.split_k - 1) * tile.block_m * tile.block_n, tiles
+    slots = units if tile.split_k == 0 else tiles * (tile.split_k - 1)
+    return slots * tile.block_m * tile.block_n, tiles
 
 
 @functools.lru_cache
@@ -470,13 +545,14 @@ def launch_mmq_hopper(
     out = y
     if tma_y:
         out = TensorDescriptor(y, [m, n], [n, 1], [min(bm, 128), bn], _sixteen())
-    partials = workspace.partials if split > 1 else scales
-    counters = workspace.counters if split > 1 else weight.low
-    pieces = -(-m // bm) * -(-n // bn) * split
+    partials = workspace.partials if split != 1 else scales
+    counters = workspace.counters if split != 1 else weight.low
+    steps = -(-k // STEP)
+    pieces = -(-m // bm) * -(-n // bn) * (split or steps)
     _mmq_hopper_kernel[(min(target_units(x.device), pieces),)](
         x_desc, low, high, scales, scales if minimums is None else minimums,
         scales if subs is None else subs, out, scales if bias is None else bias, partials,
-        counters, m, n, k // form.sub, -(-k // STEP),
+        counters, m, n, k // form.sub, steps,
         scales.stride(1), 0 if minimums is None else minimums.stride(1),
         0 if subs is None else subs.stride(1),
         LOW=form.low.bits, HIGH=form.high_bits, CODES=form.codes, OFFSET=form.offset,
@@ -485,5 +561,5 @@ def launch_mmq_hopper(
         MOST=most_of(form), HAS_BIAS=bias is not None,
         TMA_Y=tma_y, BN=bn, BM=bm, STAGES=tile.num_stages, W_STAGES=tile.w_stages, SPLIT=split,
         GROUP_M=tile.group_m, AHEAD=_AHEAD, X_REGISTERS=X_REGISTERS, W_REGISTERS=W_REGISTERS,
-        num_warps=num_warps(bn),
+        FAULT=tile.as_dict().get("planted", ""), num_warps=num_warps(bn),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The tiles of mmq's "hopper": its fields, its rules, its defaults.
 
-A tile computes block_n rows of the weight for block_m rows of x, in `split_k` shares of K, with
+A tile computes block_n rows of the weight for block_m rows of x, in `split_k` shares of K (0: the
+steps of all tiles are cut evenly among the multiprocessors), with
 `num_stages` steps of 64 columns of x and `w_stages` of 128 columns of the weight in flight, and
 walks bands of `group_m` rows of tiles (`tilewright.ops.mmq.hopper_gemm`).
 
@@ -29,7 +30,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "block_m": (16, 32, 64, 128, 256),
     "num_stages": (3, 4, 5, 6),
     "w_stages": (2, 3, 4),
-    "split_k": (1, 2, 4, 8),
+    "split_k": (0, 1, 2, 4, 8),
     "group_m": (2, 4, 8),
 }
 """What a "hopper" tile says."""
@@ -89,7 +90,7 @@ def _small_tiles(tile: Tile, problem: Problem) -> bool:
 def _shares(tile: Tile, problem: Problem) -> bool:
     tiles = _cut(problem.M, tile.block_m) * _cut(problem.N, tile.block_n)
     steps = _cut(problem.K, _STEP)
-    return bool(tile.split_k == 1 or (tiles < _UNITS and 2 * tile.split_k <= steps))
+    return bool(tile.split_k <= 1 or (tiles < _UNITS and 2 * tile.split_k <= steps))
 
 
 _RULES = (
@@ -175,7 +176,7 @@ def default(problem: Problem) -> Tile | None:
     found = (
         _tile(problem, block_m, split_k)
         for block_m in FIELDS["block_m"]
-        for split_k in FIELDS["split_k"]
+        for split_k in FIELDS["split_k"][1:]
     )
     tiles = [tile for tile in found if tile is not None]
     return min(tiles, key=lambda tile: _about_us(tile, problem), default=None)
@@ -183,4 +184,4 @@ def default(problem: Problem) -> Tile | None:
 
 def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
     """Rows of x, rows of W and columns of both that one piece of the tile covers."""
-    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (_STEP, _STEP * tile.split_k)}
+    return {"M": (tile.block_m,), "N": (tile.block_n,), "K": (_STEP, _STEP * max(2, tile.split_k))}
