@@ -33,7 +33,10 @@ def scan_args(job: dict[str, Any]) -> ScanArgs:
     p, n, length = job.get("p", 64), job.get("n", 128), 4096
     dtype = getattr(torch, job.get("dtype", "bfloat16"))
     widths = (HEADS * p, HEADS * p, GROUPS * n, GROUPS * n, HEADS)
-    z, x, b, c, dt = empty(1, length, sum(widths), dtype=dtype).split(widths, 2)
+    whole = empty(1, length, sum(widths), dtype=dtype)
+    if job.get("transposed"):  # tokens are the fastest dimension
+        whole = empty(1, sum(widths), length, dtype=dtype).transpose(1, 2)
+    z, x, b, c, dt = whole.split(widths, 2)
     packed = job.get("packed", False)
     return ScanArgs(
         x=x.unflatten(2, (HEADS, p)), dt=dt, A=empty(HEADS), B=b.unflatten(2, (GROUPS, n)),

@@ -51,6 +51,9 @@ JOBS: dict[str, dict[str, Any]] = {
     ),
     "hopper N=64": job("sm_90", HOPPER, n=64, initial=True),
     "hopper P=80": job("sm_90", HOPPER, p=80),
+    "hopper float16 packed": job(
+        "sm_90", HOPPER.replace(num_stages=3), dtype="float16", packed=True, initial=True
+    ),
     **{
         f"sm_90 {algorithm} {chunk}/{block}": job(
             "sm_90",
@@ -67,6 +70,16 @@ JOBS: dict[str, dict[str, Any]] = {
         )
         for algorithm, chunk, block in (("five", 256, 64), ("five", 128, 128), ("fused", 64, 64))
     },
+    "sm_90 fused one head, transposed": job(
+        "sm_90",
+        Tile.of(
+            "fused", chunk=128, block=64, block_p=16, block_n=32, heads=1, num_warps=8, num_stages=2
+        ),
+        p=16,
+        n=32,
+        gate=True,
+        transposed=True,
+    ),  # fmt: skip
     "sm_90 persistent": job(
         "sm_90", Tile.of("persistent", chunk=32, block_p=64, segments=2, num_warps=4, num_stages=3)
     ),
@@ -108,7 +121,12 @@ def test_no_operand_is_overwritten_while_a_product_reads_it(compiled, name):
 @pytest.mark.parametrize(
     "name",
     some_slow(
-        [n for n in JOBS if not any(word in n for word in ("step", "fp32", "persistent"))], SLOW
+        [
+            n
+            for n in JOBS
+            if not any(word in n for word in ("step", "fp32", "persistent", "transposed"))
+        ],
+        SLOW,
     ),
 )
 def test_it_multiplies_on_matrix_units(compiled, name):
@@ -133,9 +151,11 @@ def test_hopper_runs_its_own_kernel(compiled):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_so"), [("hopper", True), ("hopper packed", False), ("hopper P=80", False)]
-)
-def test_y_goes_by_tma_where_a_block_of_it_is_one_heads_and_of_one_sequence(compiled, name, is_so):
+    ("name", "is_so"),
+    [("hopper", True), ("hopper float16 packed", True), ("hopper P=80", True),
+     ("hopper packed", False)],
+)  # fmt: skip
+def test_y_goes_by_tma_where_nothing_is_left_to_be_done_to_it(compiled, name, is_so):
     assert compiled[name]["kernels"][-1]["stores_by_tma"] is is_so
 
 

@@ -64,9 +64,10 @@ def _is_blocked(tile: Tile) -> bool:
 def smem_bytes(tile: Tile, problem: Problem) -> int:
     """An upper bound of the shared memory that the largest kernel of a tile allots."""
     size, n, ahead = _itemsize(problem), _power(problem.K), max(1, tile.num_stages)
-    if _is_hopper(tile):  # x, B and C of each chunk ahead; two M; y on its way; vectors, barriers
+    if _is_hopper(tile):
+        # x, B and C of each chunk ahead; two M and two y, vectors, barriers; a short y on its way
         q = tile.chunk
-        return int(ahead * (2 * (q * q + 2 * q * n) + 8 * q) + 8 * q * q + 16 * q + 256)
+        return int(ahead * (2 * (q * q + 2 * q * n) + 8 * q) + 8 * q * q + 16 * q + 4096)
     p, q = tile.block_p, tile.chunk
     if _is_walk(tile):
         loads = ahead * (2 * q * n + q * p) * size + 24 * q * ahead
@@ -114,7 +115,7 @@ def _has_hopper(tile: Tile, problem: Problem) -> bool:
 def _in_a_loop(tile: Tile, problem: Problem) -> bool:
     straight = tile.algorithm == "fused" and tile.chunk == tile.block and tile.heads == 1
     wgmma = problem.arch == "sm_90" and problem.act_dtype != "float32"
-    return not (straight and wgmma) or bool(tile.num_warps == 8)
+    return not (straight and wgmma)
 
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
@@ -158,7 +159,7 @@ RULES = (
         "one head in a line",
         "where nothing is left to loop over (one head, a chunk of one block), ptxas 12.8 takes an "
         "argument of the kernel for the address of wgmma's operands: wrong rows, or reads outside "
-        "of shared memory. Two warpgroups were right",
+        "of shared memory; with two warpgroups too, where tokens are the fastest dimension",
         _in_a_loop,
     ),
     Rule(
@@ -200,6 +201,8 @@ def _choices(problem: Problem) -> Iterator[Tile]:
             yield _output(problem, "fused", 64, 64, 8, 4, 2)
             yield _output(problem, "fused", 64, 64, 8, 8, 2)
             yield _output(problem, "fused", 64, 64, 8, 8, 1)
+            yield _output(problem, "fused", 128, 64, 1, 8, 2)
+            yield _output(problem, "fused", 128, 64, 1, 8, 1)
         yield _output(problem, "five", 128, 64, 1, 4, 1, block_p=64, block_n=64)
     for block, p in ((32, 32), (16, 16)):
         yield _output(problem, "five", 128, block, 1, 4, 1, block_p=p, block_n=max(32, p))
