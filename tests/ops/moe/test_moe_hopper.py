@@ -102,8 +102,18 @@ MOST = {torch.float16: 3.3e-4, torch.bfloat16: 2.6e-3}
 """Two roundings, of weights and of results: 2^-12 to 2^-11 each."""
 
 
-@pytest.mark.parametrize("dtype", MOST, ids=["fp16", "bf16"])
-@pytest.mark.parametrize("name", BLOCK_TYPES)
+QUICK = ("Q4_K", "Q6_K", "Q4_0", "Q5_0")
+"""Types of bfloat16 that the default tests multiply: one of each way to make its numbers."""
+EVERY = [
+    pytest.param(
+        name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}",
+        marks=[] if dtype == torch.float16 or name in QUICK else pytest.mark.slow,
+    )
+    for name in BLOCK_TYPES for dtype in MOST
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
 def test_products_of_every_type(kernel: Any, name: str, dtype: torch.dtype) -> None:
     k = {256: 512, 32: 352}[BLOCK_TYPES[name].block_size]  # the last step is a part of one
     if name.startswith("Q5_") and k == 352:
