@@ -73,7 +73,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "sm_90 fused one head, transposed": job(
         "sm_90",
         Tile.of(
-            "fused", chunk=128, block=64, block_p=16, block_n=32, heads=1, num_warps=8, num_stages=2
+            "fused", chunk=64, block=32, block_p=16, block_n=32, heads=1, num_warps=4, num_stages=2
         ),
         p=16,
         n=32,

@@ -307,13 +307,14 @@ def test_a_wide_state_is_not_read_ahead_by_too_few_threads(change):
     TRITON_SPACE.check(tile.replace(**change), problem)
 
 
+@pytest.mark.parametrize("chunk", [64, 128])
 @pytest.mark.parametrize("num_warps", [4, 8])
 @pytest.mark.parametrize("p", [16, 32, 64])
-def test_one_head_in_a_line_is_no_tile_of_hopper(p, num_warps):
+def test_one_head_a_program_is_not_for_wgmma(p, num_warps, chunk):
     """ptxas 12.8 made wgmma read from wrong addresses: seen on an H200, with eight warps where
     tokens were the fastest dimension."""
     problem = case_of(p, 6, 6, 96, 4096, "bfloat16").problem("sm_90")
     tile = TRITON_SPACE.default(problem)
-    assert (tile.algorithm, tile.heads, tile.chunk // tile.block) == ("fused", 1, 2)
-    with pytest.raises(TileError, match="breaks rule 'one head in a line'"):
-        TRITON_SPACE.check(tile.replace(chunk=tile.block, num_warps=num_warps), problem)
+    assert (tile.algorithm, tile.heads, tile.block) == ("fused", 1, 32)
+    with pytest.raises(TileError, match="breaks rule 'one head'"):
+        TRITON_SPACE.check(tile.replace(chunk=chunk, block=64, num_warps=num_warps), problem)

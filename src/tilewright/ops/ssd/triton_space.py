@@ -33,6 +33,7 @@ CHUNKS = (16, 32, 64, 128, 192, 256, 512)
 _BLOCKS = (16, 32, 64, 128)
 _SEGMENTS = (1, 2, 3, 4, 8, 16)
 _WARPS_OF_STATES = 4
+_WGMMA = 64  # rows that it multiplies at once
 _STATE_AHEAD = 64  # numbers of an entering state a thread reads beside loads ahead: 128 spilled
 
 
@@ -112,10 +113,11 @@ def _has_hopper(tile: Tile, problem: Problem) -> bool:
     return not _is_hopper(tile) or (problem.arch == "sm_90" and half and problem.K in (64, 128))
 
 
-def _in_a_loop(tile: Tile, problem: Problem) -> bool:
-    straight = tile.algorithm == "fused" and tile.chunk == tile.block and tile.heads == 1
-    wgmma = problem.arch == "sm_90" and problem.act_dtype != "float32"
-    return not (straight and wgmma)
+def _two_heads(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm != "fused" or tile.heads > 1:
+        return True
+    has_wgmma = problem.arch == "sm_90" and problem.act_dtype != "float32"
+    return not has_wgmma or bool(tile.block < _WGMMA)
 
 
 def _fits_registers(tile: Tile, problem: Problem) -> bool:
@@ -156,11 +158,11 @@ RULES = (
         _has_hopper,
     ),
     Rule(
-        "one head in a line",
-        "where nothing is left to loop over (one head, a chunk of one block), ptxas 12.8 takes an "
-        "argument of the kernel for the address of wgmma's operands: wrong rows, or reads outside "
-        "of shared memory; with two warpgroups too, where tokens are the fastest dimension",
-        _in_a_loop,
+        "one head",
+        "of one head a program, ptxas 12.8 takes an argument of the kernel or a special register "
+        "for the address of wgmma's operands: wrong rows, or reads outside of shared memory. "
+        "wgmma multiplies no blocks of 32 tokens",
+        _two_heads,
     ),
     Rule(
         "shared memory",
@@ -201,8 +203,7 @@ def _choices(problem: Problem) -> Iterator[Tile]:
             yield _output(problem, "fused", 64, 64, 8, 4, 2)
             yield _output(problem, "fused", 64, 64, 8, 8, 2)
             yield _output(problem, "fused", 64, 64, 8, 8, 1)
-            yield _output(problem, "fused", 128, 64, 1, 8, 2)
-            yield _output(problem, "fused", 128, 64, 1, 8, 1)
+            yield _output(problem, "fused", 64, 32, 1, 4, 2)
         yield _output(problem, "five", 128, 64, 1, 4, 1, block_p=64, block_n=64)
     for block, p in ((32, 32), (16, 16)):
         yield _output(problem, "five", 128, block, 1, 4, 1, block_p=p, block_n=max(32, p))
