@@ -49,6 +49,7 @@ _SOURCES = (
     "tilewright.ops.mmq.gemv_weights",
     "tilewright.ops.mmq.hopper_scales",
     "tilewright.ops.mmq.triton_parts",
+    "tilewright.ops.w4a16.triton_ahead",
     "tilewright.ops.w4a16.triton_gemm",
     "tilewright.ops.w4a16.triton_parts",
     "tilewright.ops.gluon_compat",
