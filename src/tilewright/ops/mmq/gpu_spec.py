@@ -53,6 +53,7 @@ _SOURCES = (
     "tilewright.ops.mmq.gpu",
     "tilewright.ops.w4a16.gpu",
     "tilewright.ops.w4a16.hopper_parts",
+    "tilewright.ops.w4a16.triton_ahead",
     "tilewright.ops.w4a16.triton_gemm",
     "tilewright.ops.w4a16.triton_parts",
     "tilewright.ops.gluon_compat",
