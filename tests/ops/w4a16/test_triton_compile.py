@@ -87,7 +87,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "tile": AHEAD.replace(block_m=128, block_k=128, num_stages=2),
     },
     "sm_90 ahead groups of 32": {
-        "arch": "sm_90", "tile": AHEAD.replace(block_k=32), "words": "k32", "group": 32,
+        "arch": "sm_90", "words": "k32", "group": 32,
+        "tile": AHEAD.replace(block_n=64, block_k=32, num_warps=4),
     },
     "sm_90 ahead small": {
         "arch": "sm_90", "words": "k32", "dtype": "bfloat16",

@@ -23,7 +23,7 @@ _ENOUGH_SUMS = 1024
 _ENOUGH_DOTS = 384
 _ENOUGH_TILES = 100  # that keep most of an H200's 132 multiprocessors busy
 # (block_m, block_n, block_k, num_warps, num_stages) for words of the order "k32".
-_AHEAD = (256, 128, 64, 8, 4)
+_AHEAD = ((256, 128, 64, 8, 4), (256, 64, 32, 4, 4))
 _HOPPER = (
     (256, 64, 64, 4, 3), (128, 128, 128, 8, 3), (64, 128, 128, 8, 4),
     (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (32, 64, 64, 4, 4),
@@ -96,7 +96,8 @@ def _hopper(problem: Problem, steps: Sequence[int]) -> Tile:
         few = block_m <= 64 and block_n == 64
         return block_m < max(2 * problem.M, 33) and (few or tiles >= _ENOUGH_TILES)
 
-    ahead = (_AHEAD,) if problem.K % _AHEAD[2] == 0 else ()
+    ahead = [t for t in _AHEAD if t[2] in steps][:1]
+    ahead = [t for t in ahead if problem.K % t[2] == 0]
     step = next(t for t in (*ahead, *_HOPPER) if t[2] in steps and suits(*t[:2]))
     block_m, block_n, block_k, num_warps, num_stages = step
     return Tile.of(
