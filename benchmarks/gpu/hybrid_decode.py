@@ -9,8 +9,8 @@ and kernels. The base launches each operation of each token from Python, keys an
 that grows; ours replays one graph a token over a cache of fixed places
 (`tilewright.model.captured`). A sample is the mean time of `--steps` tokens behind a prompt.
 
-Before anything is timed both are fed the same prompt and the same tokens behind it: their logits
-may differ by roundings alone.
+Before anything is timed, ours and the loop, there with transformers' own norms, are fed the same
+prompt and the same tokens behind it: their logits may differ by roundings alone.
 What ours computes is compared again, bit for bit, after the timing; then torch's profiler says
 which kernels its tokens are made of. Exit code 3: logits differ, or nothing was captured.
 """
@@ -80,7 +80,6 @@ def model_of(args: argparse.Namespace) -> Any:
 
     from tilewright.layout.blocks import pack_blocks_for
     from tilewright.model.layers import QuantLinear
-    from tilewright.model.norms import fuse_norms
     from tilewright.model.ssm import QuantHead, inject_ssm
 
     kinds = [_KINDS[kind] for kind in PATTERN[: args.layers]]
@@ -119,8 +118,6 @@ def model_of(args: argparse.Namespace) -> Any:
     if left:
         raise SystemExit(f"{left[0]}: a buffer of the model that nothing fills")
     inject_ssm(model)
-    if args.device != "cpu":
-        fuse_norms(model)  # as loading does
     return model
 
 
@@ -140,16 +137,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from tilewright.model.captured import CapturedDecoder
     from tilewright.model.generate import TransformersDecoder, how_stepped
     from tilewright.model.kernel_time import step_kernel_time
+    from tilewright.model.norms import fuse_norms
 
     started = time.monotonic()
-    model = model_of(args)
-    loop, ours = TransformersDecoder(model), CapturedDecoder(model)
+    model, gpu = model_of(args), args.device != "cpu"
     draw = torch.Generator().manual_seed(args.seed)
     prompt = torch.randint(0, SIZES["vocab_size"], (1, args.prompt), generator=draw)
     tokens = torch.randint(0, SIZES["vocab_size"], (_CHECKED,), generator=draw)
-    right, found = fed(loop, prompt, tokens), fed(ours, prompt, tokens)
+    right = fed(TransformersDecoder(model), prompt, tokens)
+    if gpu:
+        fuse_norms(model)  # as loading does
+    loop, ours = TransformersDecoder(model), CapturedDecoder(model)
+    found = fed(ours, prompt, tokens)
     each = (found - right).norm(dim=1) / right.norm(dim=1)
-    gpu = args.device != "cpu"
     result: dict[str, Any] = {
         "kind": "gpu-hybrid-decode",
         "origin": {**origin(torch.get_num_threads()), "gpu": describe() if gpu else {}},
