@@ -91,16 +91,15 @@ RULES: tuple[Rule, ...] = tuple(_only_decode(rule) for rule in _RULES)
 
 
 def default(problem: Problem) -> Tile | None:
-    """The tile of one row of x; None where no tile may, or where "gemv" was the faster one.
+    """The tile of one row of x; None where no tile may.
 
-    Of a weight of many rows a program takes 32 and 4 warps; else 16, and the more warps the longer
-    K is, or the fewer programs there are.
+    Of a weight of many rows a program takes 32 and 4 warps; else 16 and 8 warps, 4 where K is short
+    or where registers for 8 let fewer programs run at once than there are.
     """
     steps = problem.K // _STEP
     many = problem.N >= 32 * _PROGRAMS * _UNITS
-    if problem.weight_type == "Q6_K" and steps >= _LONGER and not many:
-        return None
-    num_warps = 8 if steps >= _LONG and not many else 4
+    crowded = problem.weight_type == "Q6_K" and problem.N > 16 * 2 * _UNITS and steps < _LONGER
+    num_warps = 4 if many or crowded or steps < _LONG else 8
     while num_warps < 16 and num_warps * problem.N < 16 * _ENOUGH:
         num_warps *= 2
     while num_warps > max(1, steps):

@@ -143,9 +143,10 @@ RULES: tuple[Rule, ...] = tuple(_only_hopper(rule) for rule in _RULES)
 """What "hopper" tiles must obey; no rule for others."""
 
 
-_STEP_US = {16: 1.1, 32: 1.1, 64: 1.3, 128: 1.9, 256: 2.9}
+_STEP_US = {16: 1.1, 32: 1.1, 64: 1.6, 128: 2.2, 256: 3.1}
 """About what 256 columns of a tile of 128 rows of the weight take, by block_m: from an H200's times
 of 128 and 256; below them the weight, which is the same, takes most of it."""
+_EVENLY_FROM = 128  # rows of a tile from which an even cut was measured
 
 
 def _tile(problem: Problem, block_m: int, split_k: int) -> Tile | None:
@@ -161,12 +162,20 @@ def _tile(problem: Problem, block_m: int, split_k: int) -> Tile | None:
 
 
 def _about_us(tile: Tile, problem: Problem) -> float:
-    """Rounds of pieces on all multiprocessors, and what it takes to begin, leave and add shares."""
+    """Steps and pieces of the multiprocessor that has the most of them, and what it takes to begin
+    and to store a piece, and to leave shares and to add them."""
     tiles = _cut(problem.M, tile.block_m) * _cut(problem.N, tile.block_n)
-    rounds = _cut(tiles * tile.split_k, _UNITS)
-    us = rounds * _cut(_cut(problem.K, 256), tile.split_k) * _STEP_US[tile.block_m]
-    shares = 3 + 1.5 * (tile.split_k - 1) * tile.block_m / 256 if tile.split_k > 1 else 0
-    return float(us + shares)
+    steps = _cut(problem.K, 256)
+    if tile.split_k == 0:
+        most = _cut(tiles * steps, _UNITS)
+        pieces = _cut(most, steps)
+        shares = 2 + 10 * tile.block_m / 256
+    else:
+        pieces = _cut(tiles * tile.split_k, _UNITS)
+        most = pieces * _cut(steps, tile.split_k)
+        shares = pieces * (2 + (2.5 * tile.split_k - 0.5) * tile.block_m / 256)
+    us = most * _STEP_US[tile.block_m] + pieces
+    return float(us + (0 if tile.split_k == 1 else shares))
 
 
 def default(problem: Problem) -> Tile | None:
@@ -176,7 +185,8 @@ def default(problem: Problem) -> Tile | None:
     found = (
         _tile(problem, block_m, split_k)
         for block_m in FIELDS["block_m"]
-        for split_k in FIELDS["split_k"][1:]
+        for split_k in FIELDS["split_k"]
+        if split_k > 0 or block_m >= _EVENLY_FROM
     )
     tiles = [tile for tile in found if tile is not None]
     return min(tiles, key=lambda tile: _about_us(tile, problem), default=None)
