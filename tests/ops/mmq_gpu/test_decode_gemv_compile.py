@@ -53,7 +53,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str,
 def test_it_compiles_and_does_not_spill(compiled, name):
     found = compiled[name]
     assert found["error"] == ""
-    assert found["spilled"] == [0]
+    # Four words, where registers are held to 128 so that two programs of 8 warps run at once.
+    (spilled,) = found["spilled"]
+    assert spilled <= (16 if name == "Q6_K 16 rows" else 0)
     assert found["overwritten"] == []
 
 
