@@ -128,3 +128,29 @@ def test_shapes_the_rules_forbid_are_left_out() -> None:
     assert cases
     assert all(c.K % 64 == 0 for c in cases)
     assert any(c.N % 64 for c in cases)
+
+
+def rowed(**rules: object) -> OpSpec:
+    """mmq whose tiles obey these rules, with extents of 8 x 48 x 512."""
+    space = TileSpace(
+        name="mmq/test",
+        fields={"panel": {name: (value,) for name, value in PANEL}},
+        rules=tuple(Rule(name, "for this test", holds) for name, holds in rules.items()),  # type: ignore[arg-type]
+        default=lambda problem: PANEL,
+        extents=lambda tile: {"M": (8,), "N": (48,), "K": (512,)},
+    )  # fmt: skip
+    return replace(SPECS["mmq"], space=lambda: space)
+
+
+def test_a_tile_for_one_row_only_gets_products_of_one_row() -> None:
+    spec = rowed(one_row=lambda tile, problem: problem.M == 1)
+    cases = ragged_cases(spec, PANEL, replace(MMQ, M=1))
+    assert {c.M for c in cases} == {1}
+    assert {c.K % 512 != 0 for c in cases} == {c.N % 48 != 0 for c in cases} == {True, False}
+
+
+def test_a_tile_for_a_long_k_only_gets_products_as_long() -> None:
+    spec = rowed(long=lambda tile, problem: problem.K >= 2048)
+    cases = ragged_cases(spec, PANEL, replace(MMQ, K=4096))
+    assert all(2048 <= c.K <= 4096 for c in cases)
+    assert {c.K % 512 != 0 for c in cases} == {c.N % 48 != 0 for c in cases} == {True, False}

@@ -22,6 +22,7 @@ _LONG = 256
 _MOST = 4096  # a larger number of a tile is no piece that a small product could straddle
 _MOST_EXPERTS = 16  # whose number is no number of a tile
 _MOST_ROWS = 64  # of a piece that is guessed: fewer rows than a piece are ragged too
+_FEW = 4  # of products around a piece that the rules allow
 _FLAGS = (("bias", "strided"), ("outliers",), ("transposed",), ("packed", "initial"))
 
 
@@ -33,10 +34,23 @@ def ragged_cases(spec: OpSpec, tile: Tile, case: Case, *, arch: str | None = Non
     that the spec's own cases of this weight type and group take, and N is K where it is in all of
     them. Flags that the spec's cases know (bias, strided and transposed x, outliers) ride along.
 
+    A tile that the rules allow for few of them, because it asks for the rows of `case` or a K as
+    long (one row only, K in many shares), gets products with these besides.
+
     Args:
         arch: whose rules shapes are held to; None for that of the operands. Left out are shapes
             for which the tile breaks a rule of the space that it obeys for `case`.
     """
+    found = _around(spec, tile, case, arch)
+    if len(found) < _FEW:
+        found += _around(spec, tile, case, arch, own=True)
+    return list({c.id: c for c in found}.values())
+
+
+def _around(
+    spec: OpSpec, tile: Tile, case: Case, arch: str | None, *, own: bool = False
+) -> list[Case]:
+    """Legal ragged products; `own` ones have the rows of `case`, and K may be as long as its."""
     pieces = _pieces(spec, tile)
     step = _k_step(spec, case)
     square = all(c.N == c.K for c in (*spec.cases, case))
@@ -60,16 +74,27 @@ def ragged_cases(spec: OpSpec, tile: Tile, case: Case, *, arch: str | None = Non
             more = set(flags[i % len(flags)]) if i >= 4 and flags else set()
             if case.act_dtype == "float16" and depth < _LONG:
                 more.discard("outliers")  # few large weights on them could overflow the output
-            columns = depth if square else columns
             experts = min(case.experts, _MOST_EXPERTS)
-            ragged = replace(
-                case, M=rows, N=columns, K=depth, flags=tuple({*kept, *more}), experts=experts,
-                top_k=min(case.top_k, experts),
-            )  # fmt: skip
-            ragged = spec.fit(ragged)
-            found[ragged.id] = ragged
+            for longer in _longer(depth, whole, case.K) if own else (depth,):
+                ragged = replace(
+                    case, M=case.M if own else rows, N=longer if square else columns, K=longer,
+                    flags=tuple({*kept, *more}), experts=experts, top_k=min(case.top_k, experts),
+                )  # fmt: skip
+                ragged = spec.fit(ragged)
+                if _legal(spec, tile, case, ragged, arch):
+                    found[ragged.id] = ragged
+                    break
     found.pop(case.id, None)
-    return [c for c in found.values() if _legal(spec, tile, case, c, arch)]
+    return list(found.values())
+
+
+def _longer(depth: int, whole: int, most: int) -> list[int]:
+    """K and the same with whole pieces more, the least first, and none longer than `most`."""
+    found, pieces = [depth], 1
+    while depth + pieces * whole <= most:
+        found.append(depth + pieces * whole)
+        pieces = 2 * pieces + 1
+    return found
 
 
 def _pieces(spec: OpSpec, tile: Tile) -> dict[str, tuple[int, ...]]:
