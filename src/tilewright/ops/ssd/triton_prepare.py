@@ -7,8 +7,10 @@
 
 Both are float32 [slots, H, CHUNK] (`triton_parts` says what a slot is): a decay between two tokens
 of a chunk is 2 to the power of a difference of sums. Places behind the end of a sequence have a
-step of 0 and the last token's sum, so whoever reads a chunk needs no mask for them. `units` [slots,
-H] is the largest ``dt[t] 2^(sum_last - sum_t)`` of a chunk, where a kernel asks for it.
+step of 0 and exactly the last token's sum, so whoever reads a chunk needs no mask for them, and the
+last token does not decay: where decays are strong, sums are in the thousands, and a unit in their
+last place is a thousandth of a token. `units` [slots, H] is the largest
+``dt[t] 2^(sum_last - sum_t)`` of a chunk, where a kernel asks for it.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -76,7 +78,11 @@ def _prepare_kernel(
         dt = tl.where(mask, step_of(dt, low, high, SOFTPLUS), 0.0)
         steps = dt * slope[None, :]
         sums = tl.cumsum(steps, 0) + carry[None, :]
-        carry += tl.sum(steps, 0)
+        # A GPU adds in a tree: what it has behind the last token is another rounding of the sum.
+        last = tl.minimum(end - start, first + BLOCK_T) - 1
+        at_last = tl.sum(tl.where((offs_t == last)[:, None], sums, 0.0), 0)
+        carry = tl.where(last >= first, at_last, carry)
+        sums = tl.where((offs_t <= last)[:, None], sums, carry[None, :])
         to = base[None, :] + offs_t[:, None]
         tl.store(steps_ptr + to, dt, mask=mask_h[None, :])
         tl.store(sums_ptr + to, sums, mask=mask_h[None, :])
