@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -123,6 +124,8 @@ def main() -> int:
     parser.add_argument("--warm-limit", type=float, default=90.0, help="seconds")
     options = parser.parse_args()
     kinds = [(d, int(g)) for g in options.group.split(",") for d in options.dtype.split(",")]
+    # Rows of tiles that stay in use are written at the end: it must be reached.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.perf_counter()
     if not options.no_warm:
         compiled(jobs(kinds), options.processes, options.warm_limit)

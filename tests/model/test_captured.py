@@ -13,7 +13,7 @@ from model.gguf_models import relative_error
 from model.ssm_models import all_logits, random_ids, script
 from tilewright.model import captured
 from tilewright.model.captured import CapturedDecoder, why_not_captured
-from tilewright.model.generate import TransformersDecoder, how_stepped
+from tilewright.model.generate import TransformersDecoder, decoder_for, how_stepped
 from tilewright.model.ssm import inject_ssm
 
 FAMILIES = ("mamba2", "nemotron_h", "bamba", "granitemoehybrid", "falcon_h1")
@@ -175,6 +175,13 @@ def test_ids_outside_the_vocabulary_are_refused(token: int, models: dict[str, An
     decoder.prefill(random_ids(3))
     with pytest.raises(ValueError, match=rf"token_id is {token}; the vocabulary is 0\.\.319"):
         decoder.step(token)
+
+
+def test_nobody_gets_it_unasked(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tilewright.model.generate.device_of", lambda model: torch.device("cuda", 0)
+    )
+    assert type(decoder_for(models["bamba"])) is TransformersDecoder
 
 
 def test_which_models_are_served(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,10 @@ states at the same addresses every time, and back again before a further prompt.
 Attention over fixed places sums in another order than over a cache that just fits, so a captured
 step rounds differently. The first one after each capture is held to a step of the forward as it is:
 if they differ by more than roundings, no step is captured.
+
+Only who asks for this decoder gets it (`generate(..., decoder=CapturedDecoder(model))`): on an H200
+its logits behind a prompt of 512 tokens were right, but not the same bits a second time; why is not
+known (`benchmarks/gpu/hybrid_decode.py` shows it).
 """
 
 from __future__ import annotations
