@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from synthetic_gguf import Shape, draw_blocks
 
@@ -185,18 +186,19 @@ def _share_of_file(
             distinct.setdefault(key, (module, head_rows if name == "lm_head" else (1, *rows)))
     work = [(module, m) for module, some in distinct.values() for m in dict.fromkeys(some)]
     for module, m in work[share::shares]:
-        module(torch.randn(m, module.in_features, device="cuda", dtype=model.dtype))
+        module(torch.randn(m, module.in_features, device=model.device, dtype=model.dtype))
     if share == 0:
         # What lies between the products does not mind what they are.
         def zeros(self: QuantLinear, x: torch.Tensor) -> torch.Tensor:
             return x.new_zeros(*x.shape[:-1], self.out_features)
 
-        QuantLinear.forward = zeros  # type: ignore[method-assign]
-        decoder = decoder_for(model)
-        for m in rows:
-            decoder.reset()
-            decoder.prefill(torch.zeros(1, m, dtype=torch.int64))
-            decoder.step(0)
+        # For now only: a worker may take a share of another dtype after this one.
+        with patch.object(QuantLinear, "forward", zeros):
+            decoder = decoder_for(model)
+            for m in rows:
+                decoder.reset()
+                decoder.prefill(torch.zeros(1, m, dtype=torch.int64))
+                decoder.step(0)
 
 
 def _between(shape: Shape, dtype: Any) -> None:

@@ -156,3 +156,29 @@ def test_another_file_is_refused(scripts: Any, kept: Any, tmp_path: Path) -> Non
     changed = {"model": {**kept[2]["model"], "sha256": "0" * 64}}
     with pytest.raises(SystemExit, match="m.gguf is not the file of reference.json"):
         run(scripts, kept, tmp_path, changed)
+
+
+def test_a_worker_that_warmed_what_lies_between_products_still_multiplies(
+    scripts: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tilewright
+    from tilewright.model import generate
+    from tilewright.model.layers import QuantLinear
+
+    load, multiply, seen = tilewright.load, QuantLinear.forward, []
+
+    class Decoder:
+        def __init__(self, model: Any) -> None: ...
+
+        def reset(self) -> None: ...
+
+        def prefill(self, ids: torch.Tensor) -> None:
+            seen.append((ids.shape[1], QuantLinear.forward is multiply))
+
+        def step(self, token: int) -> None: ...
+
+    monkeypatch.setattr(tilewright, "load", lambda path, device, dtype: load(path, dtype=dtype))
+    monkeypatch.setattr(generate, "decoder_for", Decoder)
+    scripts("warm_models")._share_of_file(kept[0], "float32", 0, 1, (3, 5), (1,))
+    assert seen == [(3, False), (5, False)]
+    assert QuantLinear.forward is multiply
