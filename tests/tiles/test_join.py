@@ -62,13 +62,21 @@ def test_tables_that_are_not_alike(changed: dict[str, object], message: str) -> 
         join_tables({"a": table(ONE), "b": table(**changed)})
 
 
+def test_an_op_that_the_first_table_lacks_is_held_to_the_one_that_has_it() -> None:
+    both = {"toy": 1, "w": 1}
+    first = table(ONE, kernel_hash="toy=1")
+    second = table(TWO, kernel_hash="toy=1, w=2", op_versions=both)
+    third = table(row(M=16), kernel_hash="toy=1, w=3", op_versions=both)
+    with pytest.raises(TileError, match="^c: kernel_hash of w is 3, that of b is 2"):
+        join_tables({"a": first, "b": second, "c": third})
+
+
 def test_two_tiles_for_a_problem() -> None:
     with pytest.raises(TileError, match=r"M=1 .*tile_k=64.* in a, .*tile_k=32.* in c; which one"):
         join_tables({"a": table(ONE), "b": table(TWO), "c": table(row(wide(32), M=1))})
 
 
 def test_the_verb(tmp_path: Path) -> None:
-
     a, b = put(tmp_path, ONE, file="a.json"), put(tmp_path, TWO, file="b.json")
     out = tmp_path / "both.json"
     done = CliRunner().invoke(cli, ["tables", "join", str(a), str(b), "--out", str(out)])

@@ -26,14 +26,16 @@ def join_tables(tables: Mapping[str, TileTable]) -> TileTable:
         The rows of all; the latest date, every source and every note.
 
     Raises:
-        TileError: a header says something else than the first; or two tables have another tile for
-            the same problem. The message names both tables.
+        TileError: two headers say different things; or two tables have another tile for the same
+            problem. The message names both tables.
     """
     (name, table), *others = tables.items()
     held = {row_key(row.problem): (name, row) for row in table.rows}
-    header = table.header
+    header, earlier = table.header, {name: table}
     for other_name, other in others:
-        _check_alike(name, table, other_name, other)
+        for earlier_name, one in earlier.items():
+            _check_alike(earlier_name, one, other_name, other)
+        earlier[other_name] = other
         for row in other.rows:
             key = row_key(row.problem)
             first_name, first = held.setdefault(key, (other_name, row))
