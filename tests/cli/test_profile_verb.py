@@ -127,6 +127,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     return model
 
 
+def test_a_gpu_says_how_a_token_was_launched(
+    tiny: Path, gpu: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tilewright.model.generate.how_stepped", lambda model, decoder: "a token is one CUDA graph"
+    )
+    shown = ("--device", "cuda", "-p", "64", "-o", "md", "--no-verify")
+    assert "\nA token is one CUDA graph.\n" in invoke(str(tiny), *shown, "-n", "8").stdout
+    assert "CUDA graph" not in invoke(str(tiny), *shown, "-n", "0").stdout  # no token was
+
+
 def test_a_gpu_shows_its_kernels_by_op(tiny: Path, gpu: ScriptedModel) -> None:
     result = invoke(str(tiny), "--device", "cuda", "-p", "64", "-n", "8", "-o", "md", "--no-verify")
     assert result.exit_code == 0, result.output

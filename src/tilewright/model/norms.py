@@ -34,7 +34,8 @@ class RowNorm(nn.Module):
     Args:
         norm: transformers' module; its weight is taken over, not copied.
 
-    Forward takes x [..., H] of the weight's dtype on a GPU and gives [..., H].
+    Forward takes x [..., H] on a GPU, of the weight's dtype or in float32 (as residuals may be),
+    and gives [..., H] of x's dtype.
     """
 
     def __init__(self, norm: Any) -> None:

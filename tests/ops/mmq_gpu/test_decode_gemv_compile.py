@@ -38,9 +38,10 @@ JOBS = {
     "Q5_0, by default": job("Q5_0", (16, 8)),
 }
 DEFAULTS = {"Q4_1, by default", "Q5_0, by default"}
-# Quick: types with minima and one without, halves of a block, the uneven share, and the defaults.
+# Quick: types with minima, of 32 values and of 256, and types without; sub-blocks of 16 columns, an
+# uneven share, and the defaults.
 SLOW = set(JOBS) - {
-    *DEFAULTS, "Q6_K 16 rows", "Q5_0 bfloat16", "Q6_K, K shared unevenly",
+    *DEFAULTS, "Q4_K 16 rows", "Q6_K 16 rows", "Q5_0 bfloat16", "Q6_K, K shared unevenly",
 }  # fmt: skip
 
 

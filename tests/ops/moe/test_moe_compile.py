@@ -72,7 +72,10 @@ SLOW = {
     "sm_90 Q4_K slots=512", "sm_90 Q3_K slots=4096", "sm_90 Q5_1 slots=512",
     "sm_90 Q8_0 slots=4096", "sm_90 Q2_K slots=8",
 }  # fmt: skip
-SLOW -= {"sm_90 Q4_1 slots=64 float16", "sm_90 Q3_K slots=8 bfloat16", "gfx942 Q4_K slots=8"}
+SLOW -= {
+    "sm_90 Q4_1 slots=64 float16", "sm_90 Q3_K slots=8 bfloat16", "gfx942 Q4_K slots=8",
+    "sm_80 IQ4_XS slots=512",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

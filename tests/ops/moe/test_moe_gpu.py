@@ -51,9 +51,13 @@ SORTED = Tile.of("triton", block_m=16, block_n=32, block_k=64, num_warps=4, num_
 GEMV = Tile.of("gemv", block_n=32, block_k=64, num_warps=4, num_stages=1)
 SLOTS = Tile.of("slots", block_n=16, num_warps=2)
 BOTH = pytest.mark.parametrize("tile", [SORTED, GEMV], ids=["triton", "gemv"])
+KINDS = {  # quick too: of groups, flags and numbers of experts that no other quick case has
+    "MXFP4-E3-top2-M17-N33-K96-fp32-edge", "uint4b8-g128-E4-top2-M17-N33-K384-bf16",
+    "uint4-gK-E4-top2-M5-N33-K200-fp32", "Q4_K-E5-top4-M1-N40-K512-fp16",
+}  # fmt: skip
 CASES = [
     case
-    if i % 13 == 0 and case.experts < 512
+    if (i % 13 == 0 and case.experts < 512) or case.id in KINDS
     else pytest.param(case, marks=pytest.mark.slow, id=case.id)
     for i, case in enumerate(SPEC.cases)
 ]
@@ -67,6 +71,19 @@ def held(case: Case, tile: Tile | None = None) -> None:
     ref = SPEC.reference(inputs)
     result = check_output(y, ref, SPEC.error_model(inputs, ref))
     assert result.passed, result
+
+
+def test_every_kind_of_case_is_quick_somewhere():
+    def kinds(cases: Any) -> set[tuple[str, Any]]:
+        return {
+            kind
+            for c in cases
+            for kind in (("group", c.group), ("dtype", c.act_dtype), ("experts", c.experts),
+                         ("type", c.weight_type), *(("flag", flag) for flag in c.flags))
+        }  # fmt: skip
+
+    quick = [case for case in CASES if isinstance(case, Case)]
+    assert kinds(SPEC.cases) - kinds(quick) <= {("experts", 512)}  # which take seconds
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -87,7 +87,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "step gfx90a": {"arch": "gfx90a", "tile": "step"},
 }
 SLOW = {
-    "sm_80 bf16", "gfx942 bf16", "gfx90a fp16 P=80", "gfx1151 fp16 P=80", "sm_90 N=256",
+    "gfx942 bf16", "gfx90a fp16 P=80", "gfx1151 fp16 P=80", "sm_90 N=256",
     "gfx90a N=256", "hopper N=64", "sm_90 five 128/128",
 }  # fmt: skip
 
