@@ -190,10 +190,10 @@ def test_a_large_vocabulary_is_read_fast(tmp_path: Path) -> None:
     tokens = b"".join(string(f"token{i}") for i in range(count))
     content = gguf_file([key("tokens", 9, array(STRING, count, tokens))])
     path = write(tmp_path / "m.gguf", content)
-    start = time.perf_counter()
+    start = time.process_time()  # which programs beside it do not lengthen
     file = read_gguf(path)
     tokens_read = file.metadata["tokens"]
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert (len(tokens_read), tokens_read[-1]) == (count, f"token{count - 1}")
     assert seconds < 2.0
 

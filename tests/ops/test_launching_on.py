@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import triton_interpreter  # noqa: F401 - before anything else imports triton
-from tilewright.device import launching_on
+from tilewright.device import check_triton, launching_on
+from tilewright.errors import UnsupportedError
 from tilewright.formats.w4 import W4Codes
 from tilewright.layout.pack import pack_w4_for
 from tilewright.ops.conv1d import gpu as conv1d
@@ -20,6 +21,15 @@ from tilewright.ops.conv1d.op import conv_args
 from tilewright.ops.ssd import gpu as ssd
 from tilewright.ops.ssd.op import scan_args
 from tilewright.ops.w4a16 import gpu as w4a16
+
+
+def test_without_triton_an_op_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("tilewright.device.has_triton", lambda: False)
+    said = r"^w4a16_gemm: triton is not installed; pip install 'tilewright\[triton\]'$"
+    with pytest.raises(UnsupportedError, match=said):
+        check_triton("w4a16_gemm")
+    with pytest.raises(UnsupportedError, match="^causal_conv1d: triton is not installed"):
+        conv1d.gpu_conv(conv_args(torch.zeros(1, 3, 16), torch.zeros(16, 4)))
 
 
 def test_only_another_gpu_is_made_current(monkeypatch):

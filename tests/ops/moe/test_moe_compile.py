@@ -91,8 +91,9 @@ def test_it_compiles_and_does_not_spill(compiled, name):
     found = compiled[name]
     assert found["error"] == ""
     # Two programs of 64 rows keep one value aside while they store, outside of every loop.
-    aside = 4 if JOBS[name]["tile"].algorithm == "hopper" else 0
-    assert found["spilled"] <= aside
+    tile = JOBS[name]["tile"]
+    tight = tile.algorithm == "hopper" and (tile.block_m, tile.programs) == (64, 2)
+    assert found["spilled"] <= (4 if tight else 0)
 
 
 @by_job
