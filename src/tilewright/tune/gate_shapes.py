@@ -89,7 +89,7 @@ def _around(
 
 
 def _longer(depth: int, whole: int, most: int) -> list[int]:
-    """K and the same with whole pieces more, the least first, and none longer than `most`."""
+    """`depth`, however long, and the same with whole pieces more up to `most`, the least first."""
     found, pieces = [depth], 1
     while depth + pieces * whole <= most:
         found.append(depth + pieces * whole)
