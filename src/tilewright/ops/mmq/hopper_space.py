@@ -124,8 +124,8 @@ _RULES = (
     ),
     Rule(
         "shares",
-        "K is cut in shares, of two steps at least, only where whole tiles leave multiprocessors "
-        "without work",
+        "K is cut in a number of shares, of 256 columns at least, only where whole tiles leave "
+        "multiprocessors without work; split_k=0 cuts the steps of all tiles evenly",
         _shares,
     ),
 )
