@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from tilewright.device import launching_on
+from tilewright.model.cuda_step import on_host, record, step_memory
 from tilewright.model.generate import TransformersDecoder
 from tilewright.model.placement import device_of
 from tilewright.model.ssm import SSMMixer
@@ -33,7 +34,6 @@ __all__ = ["CapturedDecoder", "why_not_captured"]
 log = logging.getLogger("tilewright")
 
 _PLACES = 1024  # capacities are multiples of it
-_WARM_UPS = 2
 _MOST_APART = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.15}
 """Of the logits, relative, in the Euclidean norm: a forgotten token or state gives about 1."""
 
@@ -79,10 +79,7 @@ class CapturedDecoder(TransformersDecoder):
         self._stepping = False  # the static cache is the one that holds what was fed
         self._graph: Any = None
         self._captured = torch.zeros(0)
-        pinned = self._device.type == "cuda"
-        # The id of a step and the position of its token, here and on the device.
-        self._host = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
-        self._state = torch.zeros(2, dtype=torch.int64, device=self._device)
+        self._host, self._state = step_memory(self._device)
 
     @property
     def captured(self) -> bool:
@@ -123,7 +120,7 @@ class CapturedDecoder(TransformersDecoder):
                 self._graph.replay()
                 logits = self._captured
             self._fed += 1
-            return self._on_host(logits)
+            return on_host(logits)
 
     def _token(self) -> torch.Tensor:
         """A step over the static cache: logits [V] float32 after the token of the state."""
@@ -144,7 +141,7 @@ class CapturedDecoder(TransformersDecoder):
         try:
             self._capture(before)
             self._graph.replay()
-            logits = self._on_host(self._captured)
+            logits = on_host(self._captured)
         except Exception as error:  # of transformers' code, or of what cannot be captured
             first = (str(error).splitlines() or [""])[0]
             self.why_eager = f"its step cannot be captured ({type(error).__name__}: {first})"
@@ -163,18 +160,9 @@ class CapturedDecoder(TransformersDecoder):
 
     def _capture(self, before: Any) -> None:
         """Record a step. Its warm-ups move the static cache, which `before` sets back."""
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                self._token()
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        _copy(before, self._fixed, self._fed)
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = self._token()
-        self._graph, self._captured = graph, captured
+        self._graph, self._captured = record(
+            self._token, self._device, lambda: _copy(before, self._fixed, self._fed)
+        )
 
     def _enter(self) -> None:
         """Have what was fed in the static cache, with room for a token more."""
@@ -198,15 +186,6 @@ class CapturedDecoder(TransformersDecoder):
         from transformers import DynamicCache
 
         return DynamicCache(config=self._model.config)
-
-    def _on_host(self, logits: torch.Tensor) -> torch.Tensor:
-        """A copy on the CPU; whoever has it knows that the step is done."""
-        if self._device.type != "cuda":
-            return logits.clone()
-        host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
-        host.copy_(logits, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-        return host
 
 
 def _static(model: Any, places: int) -> Any:

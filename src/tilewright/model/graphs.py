@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from tilewright.device import has_triton, launching_on
 from tilewright.errors import UnsupportedError
+from tilewright.model.cuda_step import on_host, record, step_memory
 from tilewright.model.join import products_of
 from tilewright.model.placement import device_of
 from tilewright.model.rope import follows_length
@@ -36,7 +37,6 @@ PREFILL_ROWS = 16384
 _CUDNN_ROWS = 1024  # from here on cuDNN's attention pays: its plan for a new length takes 20 ms
 _MASKED_ROWS = 2048  # where attention needs a mask, which grows with their square
 _FIRST_CAPACITY = 1024
-_WARM_UPS = 2
 _FEWEST_SPLITS, _MOST_SPLITS = 4, 64  # of the positions that a token attends to
 
 _FAMILIES = {
@@ -132,10 +132,7 @@ class GraphDecoder:
             self.why_eager = f"the model is on {self._device}"
         elif not capture:
             self.why_eager = "capture is turned off"
-        pinned = self._device.type == "cuda"
-        # The id of a step and the position of its token, here and on the device.
-        self._host = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
-        self._state = torch.zeros(2, dtype=torch.int64, device=self._device)
+        self._host, self._state = step_memory(self._device)
         self._position = 0
         self._capacity = 0
         self._keys: list[torch.Tensor] = []
@@ -165,13 +162,13 @@ class GraphDecoder:
         ids = self._checked(ids)
         if len(ids) == 1:
             return self.step(int(ids[0]))
-        return self._on_host(self._prompt(ids, 1)[0])
+        return on_host(self._prompt(ids, 1)[0])
 
     @torch.inference_mode()
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Feed ids [1, T] int64; returns all logits [T, V] float32, on the CPU."""
         ids = self._checked(ids)
-        return self._on_host(self._prompt(ids, len(ids)))
+        return on_host(self._prompt(ids, len(ids)))
 
     @torch.inference_mode()
     def step(self, token_id: int) -> torch.Tensor:
@@ -193,7 +190,7 @@ class GraphDecoder:
                 self._graph.replay()
                 logits = self._captured
         self._position += 1
-        return self._on_host(logits)
+        return on_host(logits)
 
     def _token(self) -> torch.Tensor:
         """The launches of a step: logits [V] float32 after the token that the state names."""
@@ -202,22 +199,11 @@ class GraphDecoder:
     def _capture(self) -> None:
         """Record a step. Its warm-ups write what the step writes, so they change nothing."""
         try:
-            side = torch.cuda.Stream(self._device)
-            side.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    self._token()
-            torch.cuda.current_stream(self._device).wait_stream(side)
-            torch.cuda.synchronize(self._device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                captured = self._token()
+            self._graph, self._captured = record(self._token, self._device)
         except RuntimeError as error:
             # An operation that waits for the device, such as experts routed by the host.
             self.why_eager = f"its step cannot be captured ({str(error).splitlines()[0]})"
             log.warning(f"a token is launched operation by operation: {self.why_eager}")
-            return
-        self._graph, self._captured = graph, captured
 
     def _prompt(self, ids: torch.Tensor, keep: int) -> torch.Tensor:
         """Feed ids [T] on the device in pieces; logits [keep, V] float32 of the last tokens."""
@@ -338,15 +324,6 @@ class GraphDecoder:
                 f"the vocabulary is 0..{vocabulary - 1}"
             )
         return ids[0].to(self._device)
-
-    def _on_host(self, logits: torch.Tensor) -> torch.Tensor:
-        """A copy on the CPU; whoever has it knows that the step is done."""
-        if self._device.type != "cuda":
-            return logits.clone()
-        host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
-        host.copy_(logits, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-        return host
 
     def _reserve(self, tokens: int) -> None:
         """Make room for `tokens` positions, keeping what the cache holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -111,18 +112,23 @@ def transpose16(typingctx: Any, src: Any, stride: Any, scale: Any, minimum: Any,
     return types.void(i64, i64, f32x16, f32x16, i64, i64), codegen
 
 
+def _pairwise(builder: Any, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Lane 0 of 16 lanes combined from the halves down: one fixed order."""
+    lanes = 16
+    while lanes > 1:
+        lanes //= 2
+        low = ir_shuffle(builder, value, value, list(range(lanes)))
+        high = ir_shuffle(builder, value, value, list(range(lanes, 2 * lanes)))
+        value = combine(low, high)
+    return builder.extract_element(value, I32(0))
+
+
 @intrinsic
 def sum_f32(typingctx: Any, a: Any) -> Any:
     """Sum of the lanes of an f32x16, pairwise from the halves down: one fixed order."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, lanes = args[0], 16
-        while lanes > 1:
-            lanes //= 2
-            low = ir_shuffle(builder, value, value, list(range(lanes)))
-            high = ir_shuffle(builder, value, value, list(range(lanes, 2 * lanes)))
-            value = builder.fadd(low, high)
-        return builder.extract_element(value, I32(0))
+        return _pairwise(builder, args[0], builder.fadd)
 
     return types.float32(f32x16), codegen
 
@@ -132,13 +138,8 @@ def sum_i8(typingctx: Any, a: Any) -> Any:
     """Sum of the 16 signed bytes of an i8x16 as int64."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, lanes = builder.sext(args[0], i32x16.llvm), 16
-        while lanes > 1:
-            lanes //= 2
-            low = ir_shuffle(builder, value, value, list(range(lanes)))
-            high = ir_shuffle(builder, value, value, list(range(lanes, 2 * lanes)))
-            value = builder.add(low, high)
-        return builder.sext(builder.extract_element(value, I32(0)), I64)
+        value = builder.sext(args[0], i32x16.llvm)
+        return builder.sext(_pairwise(builder, value, builder.add), I64)
 
     return types.int64(i8x16), codegen
 
@@ -148,12 +149,9 @@ def max_f32(typingctx: Any, a: Any) -> Any:
     """The largest lane of an f32x16."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, lanes = args[0], 16
-        while lanes > 1:
-            lanes //= 2
-            low = ir_shuffle(builder, value, value, list(range(lanes)))
-            high = ir_shuffle(builder, value, value, list(range(lanes, 2 * lanes)))
-            value = builder.select(builder.fcmp_ordered(">", low, high), low, high)
-        return builder.extract_element(value, I32(0))
+        def larger(low: Any, high: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", low, high), low, high)
+
+        return _pairwise(builder, args[0], larger)
 
     return types.float32(f32x16), codegen
