@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from by_path import module_once
 from tilewright.isa.compile import space_for
 from tilewright.ops.catalog import SPECS
 from tilewright.tiles.table import Running, TableHeader, TableRow, TileTable
@@ -29,13 +29,7 @@ def _folder() -> Iterator[None]:
 
 
 def module(name: str) -> ModuleType:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    return module_once(name, FOLDER / f"{name}.py")
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -6,14 +6,14 @@ the whole sequence for every token: no cache, none of Tilewright's code.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from by_path import module_once
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -23,15 +23,7 @@ def script(name: str) -> Any:
     path = BENCHMARKS / f"{name}.py"
     if not path.exists():
         pytest.skip("benchmarks/ is not part of this copy")
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_once(name, path)
 
 
 def require_reference() -> None:

@@ -8,8 +8,6 @@ of registers, layouts or races.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from by_path import module_at
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.tiles.tile import Tile
 
@@ -26,16 +25,6 @@ KERNELS = (
     "tilewright.ops.mma_fragments",
     *(f"{HOME}.{name}" for name in ("decode_parts", "decode_sums", "decode_gemv")),
 )
-
-
-def module_at(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 base: Any = module_at("gluon_numpy_of_decode", BASE)

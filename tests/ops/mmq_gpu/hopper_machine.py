@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,24 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from by_path import module_once
+
 HOME = "tilewright.ops.mmq"
 WAITS_S = 60.0
 
 
-def _numpy() -> Any:
-    name = "mmq_hopper_numpy"
-    if name not in sys.modules:
-        path = Path(__file__).with_name("hopper_numpy.py")
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-hopper_numpy = _numpy()
+hopper_numpy: Any = module_once("mmq_hopper_numpy", Path(__file__).with_name("hopper_numpy.py"))
 base, Tensor = hopper_numpy.base, hopper_numpy.Tensor
 Tensor.__getitem__ = lambda self, at: Tensor(self.data[at], self.dtype.name)
 

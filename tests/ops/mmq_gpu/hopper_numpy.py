@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,21 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from by_path import module_at
 from tilewright.layout.blocks import GpuBlocks
 
 BASE = Path(__file__).parents[1] / "w4a16" / "gluon_numpy.py"
 KERNELS = ("hopper_parts", "hopper_scales")
 HOME = "tilewright.ops.mmq"
-
-
-def module_at(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 base: Any = module_at("gluon_numpy_of_mmq", BASE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from by_path import module_at
 from tilewright.errors import TileError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks, pack_blocks_for
@@ -32,13 +32,7 @@ if importlib.util.find_spec("triton") is None:
 
 @pytest.fixture(scope="module")
 def emulated() -> Any:
-    path = Path(__file__).with_name("hopper_numpy.py")
-    spec = importlib.util.spec_from_file_location("mmq_hopper_numpy", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module: Any = module_at("mmq_hopper_numpy", Path(__file__).with_name("hopper_numpy.py"))
     module.kernels = module.kernels_on_numpy()
     return module
 
@@ -113,13 +107,7 @@ def test_a_wrong_turn_would_be_found(emulated: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def machine() -> Any:
-    path = Path(__file__).with_name("hopper_machine.py")
-    spec = importlib.util.spec_from_file_location("mmq_hopper_machine", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module: Any = module_at("mmq_hopper_machine", Path(__file__).with_name("hopper_machine.py"))
     return module.machine()
 
 

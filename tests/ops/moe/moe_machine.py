@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from by_path import module_once
 
 MODULES = (
     "tilewright.ops.mmq.hopper_scales",
@@ -18,20 +19,9 @@ MODULES = (
 )
 
 
-def _machine() -> Any:
-    name = "mmq_hopper_machine"
-    if name not in sys.modules:
-        path = Path(__file__).parents[1] / "mmq_gpu" / "hopper_machine.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-host = _machine()
+host: Any = module_once(
+    "mmq_hopper_machine", Path(__file__).parents[1] / "mmq_gpu" / "hopper_machine.py"
+)
 base, Tensor = host.base, host.Tensor
 
 

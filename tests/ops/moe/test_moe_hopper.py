@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from by_path import module_at
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.experts import pack_gpu_experts
 from tilewright.ops.contract import Case
@@ -28,13 +28,7 @@ UNITS = 3  # multiprocessors
 
 @pytest.fixture(scope="module")
 def kernel() -> Any:
-    path = Path(__file__).with_name("moe_machine.py")
-    spec = importlib.util.spec_from_file_location("moe_machine", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module: Any = module_at("moe_machine", Path(__file__).with_name("moe_machine.py"))
     found = module.kernel()
     found.target_units = lambda device: UNITS
     return found
