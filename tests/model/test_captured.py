@@ -177,11 +177,33 @@ def test_ids_outside_the_vocabulary_are_refused(token: int, models: dict[str, An
         decoder.step(token)
 
 
-def test_nobody_gets_it_unasked(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "tilewright.model.generate.device_of", lambda model: torch.device("cuda", 0)
+def test_hybrids_on_a_gpu_are_stepped_by_it(
+    models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("generate", "captured"):
+        monkeypatch.setattr(
+            f"tilewright.model.{module}.device_of", lambda model: torch.device("cuda", 0)
+        )
+    monkeypatch.setattr(captured, "step_memory", lambda device: (torch.zeros(2), torch.zeros(2)))
+    assert type(decoder_for(models["bamba"])) is CapturedDecoder
+    plain = script("make_hybrid").plain_model("bamba")  # whose scans are transformers' own
+    assert type(decoder_for(plain)) is TransformersDecoder
+
+
+def test_a_step_takes_attention_that_repeats_itself(models: dict[str, Any]) -> None:
+    """cuDNN's sums of a single query under a mask are not the same bits twice."""
+    model = models["falcon_h1"]
+    decoder = CapturedDecoder(model)
+    allowed = []
+    hook = model.register_forward_hook(
+        lambda *_: allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
     )
-    assert type(decoder_for(models["bamba"])) is TransformersDecoder
+    decoder.prefill(random_ids(5))
+    decoder.step(1)
+    decoder.step(2)
+    hook.remove()
+    assert allowed == [True, False, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_which_models_are_served(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ Attention over fixed places sums in another order than over a cache that just fi
 step rounds differently. The first one after each capture is held to a step of the forward as it is:
 if they differ by more than roundings, no step is captured.
 
-Only who asks for this decoder gets it (`generate(..., decoder=CapturedDecoder(model))`): on an H200
-its logits behind a prompt of 512 tokens were right, but not the same bits a second time; why is not
-known (`benchmarks/gpu/hybrid_decode.py` shows it).
+Fixed places are attended to under a mask, for which torch takes cuDNN's kernel where there is one.
+Its sums of a single query are not the same bits twice (seen on an H200 with cuDNN 9.19), so a step
+takes torch's other kernels.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import logging
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewright.device import launching_on
 from tilewright.model.cuda_step import on_host, record, step_memory
@@ -32,6 +33,9 @@ from tilewright.model.ssm import SSMMixer
 __all__ = ["CapturedDecoder", "why_not_captured"]
 
 log = logging.getLogger("tilewright")
+
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Of torch's kernels those that sum in the same order every time."""
 
 _PLACES = 1024  # capacities are multiples of it
 _MOST_APART = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.15}
@@ -127,9 +131,10 @@ class CapturedDecoder(TransformersDecoder):
         options: dict[str, Any] = {self._cache_argument: self._fixed}
         if self._places:
             options["position_ids"] = self._state[1:][None]
-        output = self._model(
-            input_ids=self._state[:1][None], use_cache=True, logits_to_keep=1, **options
-        )
+        with sdpa_kernel(_ATTENTION):
+            output = self._model(
+                input_ids=self._state[:1][None], use_cache=True, logits_to_keep=1, **options
+            )
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
 

@@ -101,10 +101,10 @@ def decoder_for(model: Any) -> Decoder:
     """The decoder that runs `model`: captured programs where its family has them.
 
     A model may bring its own by an attribute `tilewright_decoder`: a function without arguments
-    that returns a fresh `Decoder`. Otherwise `tilewright.model.decode.FusedDecoder` on the CPU
-    and `tilewright.model.graphs.GraphDecoder` on a GPU serve the models that they support, and
-    `TransformersDecoder` every other. `tilewright.model.captured.CapturedDecoder`, for hybrids on a
-    GPU, is for those who ask for it.
+    that returns a fresh `Decoder`. Otherwise `tilewright.model.decode.FusedDecoder` on the CPU,
+    and `tilewright.model.graphs.GraphDecoder` or, for hybrids,
+    `tilewright.model.captured.CapturedDecoder` on a GPU, serve the models that they support, and
+    `TransformersDecoder` every other.
     """
     own = getattr(model, "tilewright_decoder", None)
     if own is not None:
@@ -113,7 +113,11 @@ def decoder_for(model: Any) -> Decoder:
     if device_of(model).type == "cuda":
         from tilewright.model.graphs import GraphDecoder, why_not_graphed
 
-        return TransformersDecoder(model) if why_not_graphed(model) else GraphDecoder(model)
+        if why_not_graphed(model) is None:
+            return GraphDecoder(model)
+        from tilewright.model.captured import CapturedDecoder, why_not_captured
+
+        return TransformersDecoder(model) if why_not_captured(model) else CapturedDecoder(model)
     from tilewright.model.decode import FusedDecoder
     from tilewright.model.fuse import why_not_fused
 
