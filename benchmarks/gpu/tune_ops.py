@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
@@ -164,8 +163,6 @@ def run(options: argparse.Namespace, keeper: Gatekeeper | None = None) -> list[T
 def main() -> int:
     options = parsed()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Of the process that gates: its oracles work in several threads, with a product in each.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
     with IsolatedGate(sources(arch=ARCH), threads=8) as keeper:
         run(options, keeper)
     return 0

@@ -74,3 +74,26 @@ def test_an_oracle_in_pieces_is_the_whole_one(m: int, flags: tuple[str, ...]) ->
         with pytest.MonkeyPatch.context() as once:
             once.setattr(pieces, "_LEAST", 1 << 40)
             np.testing.assert_allclose(model.sigma, spec.error_model(inputs, ref).sigma, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("always")
+def test_products_of_all_pieces_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight pieces with all of BLAS's threads each took three times as long on 32 cores."""
+    monkeypatch.setattr(pieces.os, "cpu_count", lambda: 6)
+    before = [one.num_threads for one in pieces._libraries().lib_controllers]
+    assert before, "numpy has no BLAS that can be limited"
+    seen = []
+
+    def work(some: slice, rows: slice) -> np.ndarray:
+        seen.append([one.num_threads for one in pieces._libraries().lib_controllers])
+        return np.zeros((1, rows.stop - rows.start))
+
+    with pieces._libraries().limit(limits=6):
+        in_pieces(1, 64, 64, work)
+        assert all(one.num_threads == 6 for one in pieces._libraries().lib_controllers)
+    assert {threads for each in seen for threads in each} == {3}
+    seen.clear()
+    with pieces._libraries().limit(limits=1):
+        in_pieces(1, 64, 64, work)
+    assert {threads for each in seen for threads in each} == {1}
+    assert [one.num_threads for one in pieces._libraries().lib_controllers] == before

@@ -1,16 +1,21 @@
 """An oracle's work on a large product, several pieces of its rows or columns side by side.
 
-Most of it is unpacking codes and squaring them, element by element, which takes one core each.
+Most of it is unpacking codes and squaring them, element by element, which takes one core each. The
+products between are BLAS's, which would take every core for each of them at once: together they get
+as many threads as there are cores.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
 
 __all__ = ["THREADS", "in_pieces"]
 
@@ -41,5 +46,20 @@ def in_pieces(m: int, n: int, k: int, work: Callable[[slice, slice], F64]) -> F6
     def piece(cut: slice) -> F64:
         return work(cut, slice(0, n)) if axis == 0 else work(slice(0, m), cut)
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with _share_of_blas(), ThreadPoolExecutor(THREADS) as pool:
         return np.concatenate(list(pool.map(piece, cuts)), axis=axis)
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    """Finds the BLAS that numpy has loaded; takes some milliseconds."""
+    return ThreadpoolController().select(user_api="blas")
+
+
+def _share_of_blas() -> AbstractContextManager[object]:
+    """Within it a product takes one thread's share of the cores, or fewer if fewer were allowed."""
+    share = max(1, (os.cpu_count() or 1) // THREADS)
+    libraries = _libraries()
+    limits = {one.prefix: min(share, one.num_threads) for one in libraries.lib_controllers}
+    limit: AbstractContextManager[object] = libraries.limit(limits=limits)
+    return limit
