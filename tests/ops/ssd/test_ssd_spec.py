@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from tilewright.ops.cases import sequence_lengths
 from tilewright.ops.catalog import SPECS
 from tilewright.ops.check import ErrorModel, check_output, half_ulp
 from tilewright.ops.contract import SCAN_FLAGS, Case
+from tilewright.ops.ssd import spec as spec_module
 from tilewright.ops.ssd.cpu_space import CHUNKS, CPU_SPACE
 from tilewright.ops.ssd.spec import judged_heads
 from tilewright.tiles.tile import Tile
@@ -220,3 +222,27 @@ def test_a_shape_that_the_scan_does_not_have_is_refused_by_tune() -> None:
     found = CliRunner().invoke(cli, call)
     assert found.exit_code == 2
     assert "--shape 100,64: ssd p64 has no such shape; the nearest is 128,64" in found.output
+
+
+def test_the_oracle_runs_in_one_thread_and_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads are woken for every token, which takes longer than its work on a few heads."""
+    seen = []
+    for name in ("ssd_reference", "scan_sigma"):
+        real = getattr(spec_module, name)
+
+        def watched(*args: object, real: Callable[..., object] = real, **options: object) -> object:
+            seen.append(torch.get_num_threads())
+            return real(*args, **options)
+
+        monkeypatch.setattr(spec_module, name, watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        inputs = SPEC.make_inputs(SPEC.cases[5], 0)
+        SPEC.error_model(inputs, SPEC.reference(inputs))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1]

@@ -17,6 +17,8 @@ between NaN.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -239,11 +241,23 @@ def _matrix(y: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return torch.cat([y.reshape(-1, width).to(of_states.dtype), of_states])
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A token's work on a few heads is less than what threads cost to wake, token by token."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _reference(inputs: Inputs) -> F64:
     o: SsdOperand = inputs.source
-    y, states = ssd_reference(
-        inputs.x.cpu(), o.dt, o.A, o.B, o.C, **o.keywords(), heads=judged_heads(inputs.case)
-    )
+    with _one_thread():
+        y, states = ssd_reference(
+            inputs.x.cpu(), o.dt, o.A, o.B, o.C, **o.keywords(), heads=judged_heads(inputs.case)
+        )
     return np.asarray(_matrix(y, states).numpy())
 
 
@@ -260,7 +274,8 @@ def scan_error_model(inputs: Inputs, ref: F64, unit: float = 0.0, step: float = 
     case = inputs.case
     heads, p, _ = _sizes(case)
     judged = judged_heads(case)
-    of_y, of_states = scan_sigma(inputs.source, inputs.x.cpu(), judged, unit, step, exp)
+    with _one_thread():
+        of_y, of_states = scan_sigma(inputs.source, inputs.x.cpu(), judged, unit, step, exp)
     sigma = _matrix(of_y, of_states).numpy()
     rounding = np.zeros_like(sigma)
     tokens = slice(0, case.M)
