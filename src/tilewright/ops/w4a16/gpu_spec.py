@@ -200,7 +200,9 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
     if family == "hopper":
         from tilewright.ops.w4a16.hopper_space import HOPPER_SPACE as space
     else:
-        from tilewright.ops.w4a16.triton_space import TRITON_SPACE as space
+        from tilewright.ops.w4a16.triton_space import space_on
+
+        space = space_on(arch)
     if arch in AMD_ARCHS:
         from tilewright.ops.w4a16.amd_planted import AMD_PLANTED
 

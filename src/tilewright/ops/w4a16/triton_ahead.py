@@ -19,6 +19,9 @@ the number 0 that the wait returns (`tilewright.ops.wgmma.waited`), and takes no
 Words, scales and zero points are loaded another step ahead, each by the thread that makes weights
 of it: rows n and n + 8 of 16, and one word of four, which is a fragment of wgmma's left operand for
 words of the order "k32". x is loaded by Triton, `num_stages` steps ahead.
+
+FAULT plants one of the errors that running ahead invites, for the gate to find (see
+`triton_planted`). It is "" in every tile of the space, and the compiler then sees none of it.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -180,7 +183,7 @@ def _w4a16_ahead_kernel(
     stride_ym, stride_yn,
     GROUP: tl.constexpr, ZEROS: tl.constexpr, SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    AWAIT: tl.constexpr, INTERPRET: tl.constexpr,
+    AWAIT: tl.constexpr, INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """One tile of y. Constants as of `triton_gemm`; BLOCK_K divides K."""
     pid = tl.program_id(0)
@@ -239,8 +242,9 @@ def _w4a16_ahead_kernel(
     offset1 = _offset(zero1, shift_z1, ZEROS, dtype)
     p0, p1, p2, p3 = _less_zeros(q, _as_words(offset0, offset1, q), dtype, INTERPRET)
     w0, w1, w2, w3 = _scaled(p0, p1, p2, p3, _as_words(factor0, factor1, q), dtype, INTERPRET)
-    q0 += BLOCK_K // 8 * stride_qk
-    q1 += BLOCK_K // 8 * stride_qk
+    if FAULT != "first-twice":  # the second step multiplies with the first one's codes again
+        q0 += BLOCK_K // 8 * stride_qk
+        q1 += BLOCK_K // 8 * stride_qk
     q = _step_words(q0, q1, stride_qk, BLOCK_K < K, KK)
     if GROUP > 0:
         g = tl.minimum(BLOCK_K, K - 1) // GROUP
@@ -251,7 +255,12 @@ def _w4a16_ahead_kernel(
             zero1 = tl.load(z1 + g * stride_zg)
 
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for k in range(0, K, BLOCK_K):
+    end_k = K
+    if FAULT == "last-step":  # what was made ahead for the last step is never multiplied
+        end_k = K - BLOCK_K
+    elif FAULT == "odd-step":  # steps come in pairs, and one left over is dropped
+        end_k = K // (2 * BLOCK_K) * (2 * BLOCK_K)
+    for k in range(0, end_k, BLOCK_K):
         x = tl.load(x_ptrs)
         x_ptrs += BLOCK_K * stride_xk
         q0 += BLOCK_K // 8 * stride_qk
@@ -260,8 +269,14 @@ def _w4a16_ahead_kernel(
         next_s0, next_s1, next_z0, next_z1 = scale0, scale1, zero0, zero1
         if GROUP > 0:
             g = tl.minimum(k + 2 * BLOCK_K, K - 1) // GROUP
+            if FAULT == "scale-behind":  # the scales of the step before
+                g = tl.minimum(k + BLOCK_K, K - 1) // GROUP
             next_s0 = tl.load(s0 + g * stride_sg)
             next_s1 = tl.load(s1 + g * stride_sg)
+            if FAULT == "scale-behind":
+                g = tl.minimum(k + 2 * BLOCK_K, K - 1) // GROUP
+            elif FAULT == "zero-ahead":  # the zero points of the step after
+                g = tl.minimum(k + 3 * BLOCK_K, K - 1) // GROUP
             if ZEROS != "none":
                 next_z0 = tl.load(z0 + g * stride_zg)
                 next_z1 = tl.load(z1 + g * stride_zg)
@@ -274,6 +289,8 @@ def _w4a16_ahead_kernel(
         p0, p1, p2, p3 = _less_zeros(q, _as_words(offset0, offset1, q), dtype, INTERPRET)
         factor0 = _factor(scale0, shift_s0, SCALES) if GROUP > 0 else unit
         factor1 = _factor(scale1, shift_s1, SCALES) if GROUP > 0 else unit
+        if FAULT == "row-pair":  # rows n and n + 8 share the scale of the first
+            factor1 = factor0
         nought = 0
         if AWAIT:
             # Always so, which LLVM sees; Triton puts what is conditional last, behind the copies
@@ -294,7 +311,12 @@ def _w4a16_ahead_kernel(
     if INTERPRET and dtype == tl.bfloat16:
         acc = bfloat16_bits(acc).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     y_ptrs = y_ptr + offs_m[None, :] * stride_ym + offs_n[:, None] * stride_yn
-    tl.store(y_ptrs, acc.to(dtype), mask=(offs_m < M)[None, :] & (offs_n < N)[:, None])
+    rows = M
+    if FAULT == "whole-tiles":  # the last rows are no whole tile: skipped
+        rows = M // BLOCK_M * BLOCK_M
+    elif FAULT == "row-beyond":  # one row too many
+        rows = M + 1
+    tl.store(y_ptrs, acc.to(dtype), mask=(offs_m < rows)[None, :] & (offs_n < N)[:, None])
 
 
 def serves(
@@ -350,6 +372,6 @@ def launch_ahead(
         GROUP=arguments["GROUP"], ZEROS=arguments["ZEROS"], SCALES=arguments["SCALES"],
         HAS_BIAS=bias is not None,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, GROUP_M=tile.group_m,
-        AWAIT=awaited, INTERPRET=interpreted,
+        AWAIT=awaited, INTERPRET=interpreted, FAULT=tile.as_dict().get("planted", ""),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

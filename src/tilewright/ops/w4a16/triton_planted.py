@@ -16,7 +16,7 @@ from tilewright.ops.contract import Case, Inputs
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
-__all__ = ["PLANTED"]
+__all__ = ["AHEAD_PLANTED", "PLANTED"]
 
 
 class _Static(threading.local):
@@ -59,6 +59,28 @@ def _planted(
     )  # fmt: skip
     case = Case("w4a16_triton", "uint4", "float16", m, 64, 256, group)
     return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+
+
+def _run_ahead(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
+    """Launch a tile of the order "ahead" on words that its kernel serves."""
+    from tilewright.layout.triton import pack_w4_words
+    from tilewright.ops.w4a16.gpu import allocate_and_launch
+
+    weight = inputs.weight
+    if weight.order != "k32":
+        weight = pack_w4_words(inputs.source, order="k32").to(inputs.x.device)
+    return allocate_and_launch(inputs.x, weight, inputs.bias, tile)
+
+
+def _planted_ahead(
+    name: str, fault: str, why_faster: str, caught_by: str, *, m: int = 64, group: int = 64
+) -> Planted:
+    tile = Tile.of(
+        "triton", block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3, group_m=8,
+        dequant="asm", order="ahead", planted=name,
+    )  # fmt: skip
+    case = Case("w4a16_triton", "uint4", "float16", m, 96, 256, group)
+    return Planted(tile, fault, why_faster, caught_by, _run_ahead, (case,))
 
 
 def _planted_skinny(
@@ -145,3 +167,57 @@ PLANTED = (
     ),
 )
 """The planted tiles of `triton_space.TRITON_SPACE`."""
+
+AHEAD_PLANTED = (
+    _planted_ahead(
+        "last-step",
+        "the weights that were made ahead for the last step are never multiplied",
+        "one step less: the loop ends where nothing is left to make",
+        "oracle",
+    ),
+    _planted_ahead(
+        "first-twice",
+        "the second step multiplies with the codes of the first, and each later one with those of "
+        "the step before it",
+        "as fast as the right tile: a pointer moves one step late",
+        "oracle",
+    ),
+    _planted_ahead(
+        "scale-behind",
+        "from the third step on weights take the scales of the step before",
+        "as fast as the right tile: an index is off by one",
+        "oracle",
+    ),
+    _planted_ahead(
+        "zero-ahead",
+        "from the third step on weights take the zero points of the step after",
+        "as fast as the right tile: an index is off by one",
+        "oracle",
+    ),
+    _planted_ahead(
+        "row-pair",
+        "a thread's second row takes the scales of its first, from the second step on",
+        "half the scales to load and to turn into pairs",
+        "oracle",
+    ),
+    _planted_ahead(
+        "odd-step",
+        "the loop takes two steps at a time, and one that is left over belongs to none",
+        "half the branches, and nothing to do behind the loop",
+        "ragged-shapes",
+    ),
+    _planted_ahead(
+        "whole-tiles",
+        "the rows of y behind the last whole tile are not stored",
+        "nothing is stored under a mask of rows",
+        "ragged-shapes",
+    ),
+    _planted_ahead(
+        "row-beyond",
+        "one row too many is stored where y ends within a tile",
+        "as fast as the right tile: a comparison is off by one",
+        "guard-bands",
+        m=33,
+    ),
+)
+"""Those of the order "ahead", which only sm_90 and the interpreter run."""

@@ -18,14 +18,16 @@ what the compiler does allot.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tilewright.device import INTERPRETER
 from tilewright.ops.cross import warp_size
 from tilewright.ops.space import Rule, TileSpace
 from tilewright.ops.w4a16.amd_space import AMD_FIELDS, AMD_RULES
 from tilewright.ops.w4a16.triton_defaults import LEAST_DOT, choices, has_asm
-from tilewright.ops.w4a16.triton_planted import PLANTED
+from tilewright.ops.w4a16.triton_planted import AHEAD_PLANTED, PLANTED
 from tilewright.tiles.tile import Problem, Tile
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "amd_registers",
     "smem_bytes",
     "smem_limit_bytes",
+    "space_on",
     "warp_size",
 ]
 
@@ -58,6 +61,7 @@ _ACCUMULATORS = 128  # of a thread's 255 or 256 registers
 _SUMS = 64  # of "skinny", which holds as many of one step beside them
 _NVIDIA_REGISTERS = 65536  # of one multiprocessor
 _AMD_REGISTERS = 256  # of a thread of RDNA
+_AHEAD_ARCHS = ("sm_90", INTERPRETER)
 _CDNA_OTHERS = 100  # that tiles of 16 warps needed beside what `amd_registers` counts
 
 
@@ -200,7 +204,7 @@ def _pipelines(tile: Tile, problem: Problem) -> bool:
 def _ahead(tile: Tile, problem: Problem) -> bool:
     if tile.algorithm != "triton" or tile.order != "ahead":
         return True
-    if problem.arch not in ("sm_90", INTERPRETER) or tile.dequant != "asm":
+    if problem.arch not in _AHEAD_ARCHS or tile.dequant != "asm":
         return False
     least = 64 if problem.arch == "sm_90" else 16
     return bool(min(tile.block_m, tile.block_n) >= least and tile.block_k in (32, 64, 128))
@@ -311,3 +315,11 @@ TRITON_SPACE = TileSpace(
     extents=_extents,
     planted=PLANTED,
 )
+
+
+@functools.cache
+def space_on(arch: str) -> TileSpace:
+    """The same space, with the planted tiles of the order "ahead" where its kernel serves."""
+    if arch not in _AHEAD_ARCHS:
+        return TRITON_SPACE
+    return replace(TRITON_SPACE, planted=(*PLANTED, *AHEAD_PLANTED))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tilewright.device import INTERPRETER, arch_of
 from tilewright.layout.triton import pack_w4_words
 from tilewright.ops.cases import Shape, ordered
 from tilewright.ops.check import ErrorModel, product_sigma
@@ -25,7 +26,7 @@ from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, on_device
 from tilewright.ops.w4a16.reference import w4a16_rows
 from tilewright.ops.w4a16.spec import SPEC as CPU_SPEC
 from tilewright.ops.w4a16.triton_op import OP, w4a16_triton
-from tilewright.ops.w4a16.triton_space import TRITON_SPACE
+from tilewright.ops.w4a16.triton_space import space_on
 
 __all__ = ["SPEC", "on_device"]
 
@@ -122,7 +123,7 @@ def _corruption(of_cpu: Corruption) -> Corruption:
 
 
 def _space() -> TileSpace:
-    return TRITON_SPACE
+    return space_on(INTERPRETER if _device() == "cpu" else arch_of(torch.device("cuda")))
 
 
 SPEC = OpSpec(
