@@ -114,7 +114,7 @@ def test_extents() -> None:
 
 def test_planted_tiles_pretend_to_be_legal_ones() -> None:
     faults = [p.name for p in HOPPER_SPACE.planted]
-    assert len(set(faults)) == len(faults) == 7
+    assert len(set(faults)) == len(faults) == 15
     for planted in HOPPER_SPACE.planted:
         for case in planted.cases:
             at = case.problem("sm_90")

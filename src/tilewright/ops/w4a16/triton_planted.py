@@ -16,23 +16,24 @@ from tilewright.ops.contract import Case, Inputs
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
-__all__ = ["AHEAD_PLANTED", "PLANTED"]
+__all__ = ["AHEAD_PLANTED", "PLANTED", "StaticBuffers"]
 
 
-class _Static(threading.local):
+class StaticBuffers(threading.local):
     """x in buffers that captured launches read, by where x lies."""
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[int, torch.Size], torch.Tensor] = {}
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """What x held when a tensor of its shape lay there first: the fault of those that keep it."""
         key = (x.data_ptr(), x.shape)
         if key not in self.buffers:
             self.buffers[key] = x.clone()
         return self.buffers[key]
 
 
-_STATIC = _Static()
+_STATIC = StaticBuffers()
 
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
