@@ -8,7 +8,6 @@ description makes of a right kernel; the kernel itself is tested elsewhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -73,7 +72,7 @@ def _uninitialized_memory_is_nan() -> None:
 
 
 @pytest.fixture
-def spec(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpSpec]:
+def spec(monkeypatch: pytest.MonkeyPatch) -> OpSpec:
     """w4a16 on Hopper, with the model for its prefill kernel."""
     real = gpu.kernel_of
 
@@ -81,7 +80,7 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpSpec]:
         return gpu.Kernel(launch, needs) if algorithm == "hopper" else real(algorithm)
 
     monkeypatch.setattr(gpu, "kernel_of", kernel_of)
-    yield gpu_spec("sm_90", "cpu")
+    return gpu_spec("sm_90", "cpu")
 
 
 @by_name

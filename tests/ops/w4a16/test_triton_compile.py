@@ -120,12 +120,24 @@ DEFAULTS = {
     for m, n in ((1, 4096), (16, 4096), (512, 1024), (512, 24576))
 }  # fmt: skip
 JOBS |= DEFAULTS
+EDGES = {  # of the rule "two steps in registers": the last tile on either side of it
+    f"sm_90 {m}x{n}x{k} of {warps} warps, {stages} stages": {
+        "arch": "sm_90", "words": "k32",
+        "tile": AHEAD.replace(
+            block_m=m, block_n=n, block_k=k, num_warps=warps, num_stages=stages
+        ),
+    }
+    for m, n, k, warps, stages in (
+        (256, 128, 128, 8, 2), (256, 64, 64, 4, 1), (128, 256, 128, 16, 3),
+        (256, 128, 64, 8, 1), (256, 64, 64, 4, 2), (128, 256, 64, 16, 1), (128, 64, 128, 4, 1),
+    )
+}  # fmt: skip
 SLOW = {name for name, job in DEFAULTS.items() if job["arch"] in ("gfx1100", "gfx1201", "gfx90a")}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
-    return in_two_runs(SCRIPT, JOBS, SLOW, tmp_path_factory.mktemp("triton"), timeout=240)
+    return in_two_runs(SCRIPT, JOBS | EDGES, SLOW, tmp_path_factory.mktemp("triton"), timeout=240)
 
 
 @pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
@@ -174,6 +186,15 @@ def test_it_never_needs_more_shared_memory_than_the_space_reckons(compiled, name
 )
 def test_it_does_not_spill(compiled, name):
     assert compiled[name]["spilled"] == 0
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_of_tiles_ahead_those_that_spill_are_refused(compiled, name):
+    at = Problem("w4a16_triton", "sm_90", "float16", "uint4", "float", 512, 512, 1024, 128)
+    rule = TRITON_SPACE.broken_rule(EDGES[name]["tile"], at)
+    assert compiled[name]["error"] == ""
+    assert (compiled[name]["spilled"] > 0) == (rule is not None)
+    assert rule is None or rule.name == "two steps in registers"
 
 
 AHEADS = [name for name in JOBS if name.startswith("sm_90 ahead")]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tilewright.errors import TileError
-from tilewright.ops.w4a16.triton_planted import PLANTED
+from tilewright.ops.w4a16.triton_planted import AHEAD_PLANTED, PLANTED
 from tilewright.ops.w4a16.triton_space import (
     RULES,
     TRITON_SPACE,
+    ahead_registers,
     smem_bytes,
     smem_limit_bytes,
+    space_on,
     warp_size,
 )
 from tilewright.tiles.tile import Problem, Tile
@@ -68,6 +72,7 @@ def problem(arch="gfx1151", dtype="float16", m=512, group=128, k=4096) -> Proble
         (AHEAD | {"block_k": 256}, {"arch": "sm_90", "group": -1}, "made ahead"),
         (AHEAD, {"arch": "sm_80"}, "made ahead"),
         (AHEAD, {"arch": "gfx942"}, "made ahead"),
+        (AHEAD | {"block_k": 128, "num_stages": 3}, {"arch": "sm_90"}, "two steps in registers"),
     ],
 )
 def test_a_tile_breaks_the_rule(changes, at, rule):
@@ -185,7 +190,65 @@ def every_tile():
     return set(TRITON_SPACE.every())
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+TWO_STEPS = next(rule for rule in RULES if rule.name == "two steps in registers")
+# Of the tiles that multiply by wgmma, those that spill: block_m, block_n, block_k, num_warps,
+# num_stages. Compiled for sm_90 with Triton 3.6 and 3.7, float16 and bfloat16.
+SPILLING = {
+    (256, 64, 64, 4, 1), *((256, 64, 128, 4, stages) for stages in (1, 2, 3)),
+    (256, 128, 128, 8, 1), *((128, 256, 128, 16, stages) for stages in (1, 2, 3, 4)),
+}  # fmt: skip
+OF_SEVERAL_GROUPS = {(256, 128, 128, 8, 2), (256, 128, 128, 8, 3)}  # with zero points
+
+
+@pytest.fixture(scope="module")
+def by_wgmma(every_tile) -> dict[tuple[int, ...], Tile]:
+    """Tiles of the order "ahead" with four warps or more, without the field that changes no code,
+    by the others."""
+    return {
+        (t.block_m, t.block_n, t.block_k, t.num_warps, t.num_stages): t
+        for t in every_tile
+        if t.algorithm == "triton" and t.order == "ahead" and t.num_warps >= 4
+        if t.dequant == "asm"
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("weight_type", ["uint4", "uint4b8"])
+@pytest.mark.parametrize(("group", "tiles"), [(32, 32), (128, 94), (-1, 94), (4096, 94)])
+def test_just_those_tiles_are_refused_that_spill(by_wgmma, group, tiles, weight_type, dtype):
+    at = replace(problem("sm_90", dtype, 4096, group), weight_type=weight_type)
+    others = [rule for rule in TRITON_SPACE.rules if rule is not TWO_STEPS]
+    ahead = {k: t for k, t in by_wgmma.items() if all(rule.holds(t, at) for rule in others)}
+    assert len(ahead) == tiles
+    refused = {key for key, tile in ahead.items() if not TWO_STEPS.holds(tile, at)}
+    spilling = SPILLING | (OF_SEVERAL_GROUPS if (group, weight_type) == (128, "uint4") else set())
+    assert refused == (spilling if group != 32 else set())
+    assert len(refused) == {32: 0}.get(group, 11 if spilling > SPILLING else 9)
+
+
+def test_the_registers_of_a_tile_by_hand():
+    """256 x 128 over 256 threads: 128 sums, 16 pairs of weights, 8 copies of x, 2 zero points."""
+    tile = BASE.replace(**AHEAD)
+    assert ahead_registers(tile, problem("sm_90")) == 128 + 16 + 8 + 2
+    assert ahead_registers(tile, problem("sm_90", group=-1)) == 128 + 16 + 8
+    assert ahead_registers(tile.replace(num_stages=1), problem("sm_90")) == 128 + 16 + 24 + 2
+    small = tile.replace(block_m=64, block_n=64, num_warps=2)  # x in registers too, 32 pairs
+    assert ahead_registers(small, problem("sm_90")) == 64 + 32 + 32 + 8 + 2
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch != "sm_90"])
+def test_other_chips_do_not_know_that_rule(every_tile, arch):
+    at = problem(arch)
+    assert all(TWO_STEPS.holds(tile, at) for tile in every_tile)
+
+
+def test_no_tile_of_another_order_knows_it(every_tile):
+    at = problem("sm_90")
+    others = [t for t in every_tile if t.as_dict().get("order") != "ahead"]
+    assert all(TWO_STEPS.holds(tile, at) for tile in others)
+
+
+@pytest.mark.parametrize("planted", [*PLANTED, *AHEAD_PLANTED], ids=lambda planted: planted.name)
 def test_a_planted_tile_is_outside_the_space_and_pretends_to_be_inside(planted, every_tile):
     for case in planted.cases:
         at = case.problem("interpreter")
@@ -200,3 +263,19 @@ def test_there_is_a_planted_tile_for_each_kind_of_fault():
         "partial-rows", "k-tail", "group-straddled", "scale-row", "no-start", "past-the-end",
         "stale-buffer", "lost-partial", "split-boundary", "stale-partial",
     ]  # fmt: skip
+    assert [planted.name for planted in AHEAD_PLANTED] == [
+        "last-step", "first-twice", "scale-behind", "zero-ahead", "row-pair", "odd-step",
+        "whole-tiles", "row-beyond",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_chip_is_shown_the_planted_tiles_whose_kernel_serves_it(arch):
+    """Elsewhere those of "ahead" would be multiplied as "wx", and be right."""
+    served = arch in ("sm_90", "interpreter")
+    expected = (*PLANTED, *AHEAD_PLANTED) if served else PLANTED
+    assert space_on(arch).planted == expected
+    assert TRITON_SPACE.planted == PLANTED
+    if served:
+        for planted in AHEAD_PLANTED:
+            space_on(arch).check(planted.honest, planted.cases[0].problem(arch))

@@ -1,9 +1,9 @@
 """Wrong Hopper tiles of w4a16, one a kind of fault, which the gate must reject.
 
-Those of the decode kernel are a line of it each, chosen by its constexpr FAULT. Those of the prefill
-kernel are launches that a careless launcher makes: the kernel is the right one, and what it is told
-of its operands is not. Each reads and waits within what the right launch does. They run on Hopper
-only.
+Those of the decode kernel are a line of it each, chosen by its constexpr FAULT. Those of the
+prefill kernel are launches that a careless launcher makes: the kernel is the right one, and what it
+is told of its operands is not. None reads past them, and none waits for what does not come. They
+run on Hopper only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from tilewright.layout.hopper import HopperW4
-
 from tilewright.ops.contract import Case, Inputs
 from tilewright.ops.space import Planted
 from tilewright.ops.w4a16.triton_planted import StaticBuffers

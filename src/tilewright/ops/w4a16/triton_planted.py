@@ -26,7 +26,7 @@ class StaticBuffers(threading.local):
         self.buffers: dict[tuple[int, torch.Size], torch.Tensor] = {}
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """What x held when a tensor of its shape lay there first: the fault of those that keep it."""
+        """What x held when a tensor of its shape first lay where it lies: a wrong copy."""
         key = (x.data_ptr(), x.shape)
         if key not in self.buffers:
             self.buffers[key] = x.clone()

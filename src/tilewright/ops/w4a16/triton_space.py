@@ -33,6 +33,7 @@ from tilewright.tiles.tile import Problem, Tile
 __all__ = [
     "INTERPRETER",
     "TRITON_SPACE",
+    "ahead_registers",
     "amd_registers",
     "smem_bytes",
     "smem_limit_bytes",
@@ -60,7 +61,9 @@ _SMEM_UNKNOWN = 48 * _KIB  # what every GPU of the last ten years grants
 _ACCUMULATORS = 128  # of a thread's 255 or 256 registers
 _SUMS = 64  # of "skinny", which holds as many of one step beside them
 _NVIDIA_REGISTERS = 65536  # of one multiprocessor
+_THREAD_REGISTERS = 256  # of a thread of NVIDIA's, the zero register among them
 _AMD_REGISTERS = 256  # of a thread of RDNA
+_WARPGROUP = 4  # warps that issue one wgmma
 _AHEAD_ARCHS = ("sm_90", INTERPRETER)
 _CDNA_OTHERS = 100  # that tiles of 16 warps needed beside what `amd_registers` counts
 
@@ -119,6 +122,26 @@ def amd_registers(tile: Tile, problem: Problem) -> int:
     operands = (rows + columns) * tile.block_k * copies // words // lanes
     ahead = tile.block_m * tile.block_k // words // (tile.num_warps * lanes)
     return int(rows * columns // lanes + operands + max(1, tile.num_stages - 1) * ahead)
+
+
+def ahead_registers(tile: Tile, problem: Problem) -> int:
+    """How many registers of a thread a tile of the order "ahead" keeps busy on sm_90, counted once.
+
+    Its sums; the weights of a step, two to a register (and x, where fewer than four warps multiply
+    without wgmma); the copies of x, 16 bytes each, three times where no loads run ahead and x
+    passes through registers; and two zero points where each group has its own. The weights of the
+    step after and their words come on top, so that a tile spills long before this count reaches the
+    registers that there are. Found by compiling (Triton 3.6 and 3.7): of the tiles that multiply by
+    wgmma every one above 11/16 of them spilled and none below; of those with fewer warps every one
+    above but 4 of 40, and none below (float16, groups of 128 with zero points).
+    """
+    threads = 32 * tile.num_warps
+    sums = tile.block_m * tile.block_n // threads
+    rows = tile.block_n + (tile.block_m if tile.num_warps < _WARPGROUP else 0)
+    operands = rows * tile.block_k // 2 // threads
+    copies = tile.block_m * tile.block_k // 8 // threads * (3 if tile.num_stages == 1 else 1)
+    several = problem.group not in (-1, problem.K) and problem.weight_type == "uint4"
+    return int(sums + operands + copies + (2 if several else 0))
 
 
 def _by_dots(tile: Tile, problem: Problem) -> Tile | None:
@@ -210,6 +233,13 @@ def _ahead(tile: Tile, problem: Problem) -> bool:
     return bool(min(tile.block_m, tile.block_n) >= least and tile.block_k in (32, 64, 128))
 
 
+def _two_steps_fit(tile: Tile, problem: Problem) -> bool:
+    if tile.algorithm != "triton" or tile.order != "ahead" or problem.arch != "sm_90":
+        return True
+    most = min(_THREAD_REGISTERS, _NVIDIA_REGISTERS // (32 * tile.num_warps))
+    return 16 * ahead_registers(tile, problem) <= 11 * most
+
+
 RULES = (
     Rule(
         "powers of two",
@@ -254,6 +284,13 @@ RULES = (
         "only wgmma, of sm_90, multiplies on its own while weights are made: 'asm', tiles from "
         "64 x 64 on, steps of 32 to 128 columns",
         _ahead,
+    ),
+    Rule(
+        "two steps in registers",
+        "with 'ahead' a thread holds the weights of one step while it makes those of the next: "
+        "sums, weights and copies of x beyond 11/16 of its registers, of which 16 warps get half, "
+        "spill",
+        _two_steps_fit,
     ),
     Rule(
         "spills",
