@@ -42,7 +42,7 @@ def compile_job(job: dict[str, Any]) -> Any:
         "s_desc": scales,
         "z_desc": descriptor("u8", rows, layouts.zeros_shared) if asym else scales,
         "y": descriptor(dtype, [bm, bn], layouts.x_shared) if tma_y else f"*{dtype}",
-        "bias_ptr": f"*{dtype}", "part_ptr": "*fp32", "count_ptr": "*i32",
+        "bias_ptr": f"*{dtype}", "part_ptr": "*" + job.get("partials", "fp32"), "count_ptr": "*i32",
     }  # fmt: skip
     constants = {
         "BN": bn, "BM": bm, "KB": blocks, "GROUPS": groups, "ASYM": asym, "TMA_Y": tma_y,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tilewright.ops.w4a16.hopper_planted import DECODE_PLANTED
 from tilewright.ops.w4a16.hopper_space import HOPPER_SPACE
 from tilewright.tiles.tile import Problem, Tile
 
@@ -109,7 +110,7 @@ def test_grid(compiled: dict[str, dict[str, Any]]) -> None:
 
 def test_planted_tiles_compile() -> None:
     jobs = {}
-    for planted in HOPPER_SPACE.planted:
+    for planted in DECODE_PLANTED:
         case = planted.cases[0]
         jobs[planted.name] = job(planted.tile, case.M, case.N, case.K, case.group)
     found = compile_all(jobs)

@@ -14,7 +14,7 @@ from ops.w4a16.gluon_numpy import Kernel, kernel_on_numpy
 from tilewright.formats.w4 import W4Codes
 from tilewright.layout.hopper import pack_w4_hopper
 from tilewright.ops.check import ErrorModel, check_output, product_sigma
-from tilewright.ops.w4a16.hopper_space import HOPPER_SPACE
+from tilewright.ops.w4a16.hopper_planted import DECODE_PLANTED
 from tilewright.ops.w4a16.reference import w4a16_reference, w4a16_rows
 from tilewright.tiles.tile import Tile
 
@@ -136,7 +136,7 @@ def test_the_order_of_arrival_changes_no_bit(decode: ModuleType) -> None:
     assert torch.equal(last_first, operands.run(decode, TILES["pairs split"]))
 
 
-@pytest.mark.parametrize("fault", HOPPER_SPACE.planted, ids=lambda p: p.name)
+@pytest.mark.parametrize("fault", DECODE_PLANTED, ids=lambda p: p.name)
 def test_planted_tiles_are_wrong(decode: ModuleType, fault: Any) -> None:
     case = fault.cases[0]
     m, n, k, group = case.M, case.N, case.K, case.group
@@ -155,7 +155,7 @@ def test_planted_tiles_are_wrong(decode: ModuleType, fault: Any) -> None:
 
 @pytest.mark.parametrize("name", ["partial-rows", "k-tail"])
 def test_planted_tiles_are_right_where_they_were_tuned(decode: ModuleType, name: str) -> None:
-    (fault,) = (p for p in HOPPER_SPACE.planted if p.name == name)
+    (fault,) = (p for p in DECODE_PLANTED if p.name == name)
     case = fault.cases[0]
     operands = Operands(case.M, case.N, case.K, case.group, torch.float16, asym=True, bias=False)
     assert operands.check(operands.run(decode, fault.tile)).passed

@@ -49,6 +49,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "long steps, four groups": job(64, 64, block_k=128, num_stages=3, groups=4),
     "two programs": job(128, 64, block_k=128, num_stages=2, groups=2, ctas=2),
     "one group": job(128, 128, group_steps=0),
+    "parts in bfloat16": job(64, 64, partials="bf16"),  # planted: `hopper_planted`
 }
 MORE = {  # slow
     "prefill whole tiles", "prefill bf16", "two groups masked", "long steps, four groups",

@@ -14,15 +14,14 @@ import pytest
 import torch
 
 from tilewright.layout.hopper import HopperW4, unpack_w4_hopper
-from tilewright.ops.contract import Case, OpSpec
+from tilewright.ops.contract import OpSpec
 from tilewright.ops.w4a16 import gpu
 from tilewright.ops.w4a16.gpu_spec import gpu_spec
-from tilewright.ops.w4a16.hopper_planted import HOPPER_PLANTED
+from tilewright.ops.w4a16.hopper_planted import DECODE_PLANTED, HOPPER_PLANTED, PREFILL_PLANTED
 from tilewright.tiles.tile import Tile
 from tilewright.tune.gate import CHECKS, gate
 
-PREFILL = [wrong for wrong in HOPPER_PLANTED if wrong.tile.algorithm == "hopper"]
-by_name = pytest.mark.parametrize("wrong", PREFILL, ids=lambda wrong: wrong.name)
+by_name = pytest.mark.parametrize("wrong", PREFILL_PLANTED, ids=lambda wrong: wrong.name)
 
 
 def parts_of(tile: Tile, columns: int) -> int:
@@ -117,7 +116,7 @@ FAR = ["whole-steps", "even-parts", "wide-groups", "zero-row", "half-partials"]
 @pytest.mark.parametrize("name", FAR)
 def test_it_is_wrong_by_far(spec, name):
     """Not by the luck of one draw: the mean square error is many times what a right one has."""
-    wrong = next(p for p in PREFILL if p.name == name)
+    wrong = next(p for p in PREFILL_PLANTED if p.name == name)
     (case,) = wrong.cases
     if wrong.caught_by == "ragged-shapes":
         case = dataclasses.replace(case, K=case.K + (case.group if case.group > 0 else 4))
@@ -131,7 +130,7 @@ def test_it_is_wrong_by_far(spec, name):
 
 
 def test_the_rows_written_are_those_of_x(spec):
-    wrong = next(p for p in PREFILL if p.name == "row-beyond")
+    wrong = next(p for p in PREFILL_PLANTED if p.name == "row-beyond")
     (case,) = wrong.cases
     assert case.M % wrong.tile.block_m, "y ends within a tile"
     result = gate(spec.with_run(wrong.run), wrong.tile, [case])
@@ -141,7 +140,7 @@ def test_the_rows_written_are_those_of_x(spec):
 def test_products_are_cut_in_parts_where_the_fault_is_in_the_parts():
     """The launcher cuts K where there are fewer tiles than multiprocessors."""
     hopper_gemm = pytest.importorskip("tilewright.ops.w4a16.hopper_gemm")
-    for wrong in PREFILL:
+    for wrong in PREFILL_PLANTED:
         (case,) = wrong.cases
         plan = hopper_gemm._plan(wrong.honest, case.M, case.N, case.K, 132)
         assert plan.cut * parts_of(wrong.tile, case.K) == plan.sharers
@@ -150,7 +149,8 @@ def test_products_are_cut_in_parts_where_the_fault_is_in_the_parts():
         assert (floats, counters) == needs(wrong.honest, case.M, case.N, case.K, 132)
 
 
-def test_each_fault_has_a_case_of_few_rows_and_one_type():
-    assert {type(wrong.cases[0]) for wrong in PREFILL} == {Case}
-    assert {wrong.tile.algorithm for wrong in HOPPER_PLANTED} == {"hopper", "hopper_decode"}
-    assert len(PREFILL) == 8
+def test_each_kernel_has_its_own():
+    assert {wrong.tile.algorithm for wrong in PREFILL_PLANTED} == {"hopper"}
+    assert {wrong.tile.algorithm for wrong in DECODE_PLANTED} == {"hopper_decode"}
+    assert (*DECODE_PLANTED, *PREFILL_PLANTED) == HOPPER_PLANTED
+    assert len(PREFILL_PLANTED) == 8

@@ -21,7 +21,7 @@ from tilewright.ops.w4a16.triton_planted import StaticBuffers
 from tilewright.ops.workspace import NO_WORKSPACE, Workspace, workspace
 from tilewright.tiles.tile import Tile
 
-__all__ = ["HOPPER_PLANTED"]
+__all__ = ["DECODE_PLANTED", "HOPPER_PLANTED", "PREFILL_PLANTED"]
 
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
@@ -185,7 +185,7 @@ def _planted_prefill(
     return Planted(tile, fault, why_faster, caught_by, _run_prefill, (case,))
 
 
-_DECODE = (
+DECODE_PLANTED = (
     _planted(
         "partial-rows",
         "the rows of the weight behind the last whole 16 are not stored",
@@ -234,7 +234,9 @@ _DECODE = (
         split_k=4,
     ),
 )
-_PREFILL = (
+"""Planted tiles of the algorithm "hopper_decode"."""
+
+PREFILL_PLANTED = (
     _planted_prefill(
         "whole-steps",
         "K is described as ending with the last whole step",
@@ -290,5 +292,7 @@ _PREFILL = (
         "stale-buffer",
     ),
 )
-HOPPER_PLANTED = (*_DECODE, *_PREFILL)
-"""Planted tiles of the algorithms "hopper_decode" and "hopper"."""
+"""Planted tiles of the algorithm "hopper"."""
+
+HOPPER_PLANTED = (*DECODE_PLANTED, *PREFILL_PLANTED)
+"""Planted tiles of `hopper_space.HOPPER_SPACE`."""
