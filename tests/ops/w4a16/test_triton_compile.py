@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from job_process import in_two_runs, some_slow
+from tilewright.ops.w4a16.triton_planted import AHEAD_PLANTED
 from tilewright.ops.w4a16.triton_space import TRITON_SPACE, smem_bytes
 from tilewright.tiles.tile import Problem, Tile
 
@@ -120,7 +121,11 @@ DEFAULTS = {
     for m, n in ((1, 4096), (16, 4096), (512, 1024), (512, 24576))
 }  # fmt: skip
 JOBS |= DEFAULTS
-EDGES = {  # of the rule "two steps in registers": the last tile on either side of it
+FAULTS = {
+    f"sm_90 planted {wrong.name}": {"arch": "sm_90", "tile": wrong.tile, "words": "k32"}
+    for wrong in AHEAD_PLANTED
+}
+EDGES = {  # of the rule "two steps in registers": tiles on either side of it
     f"sm_90 {m}x{n}x{k} of {warps} warps, {stages} stages": {
         "arch": "sm_90", "words": "k32",
         "tile": AHEAD.replace(
@@ -128,7 +133,7 @@ EDGES = {  # of the rule "two steps in registers": the last tile on either side 
         ),
     }
     for m, n, k, warps, stages in (
-        (256, 128, 128, 8, 2), (256, 64, 64, 4, 1), (128, 256, 128, 16, 3),
+        (256, 128, 128, 8, 1), (256, 64, 64, 4, 1), (128, 256, 128, 16, 3),
         (256, 128, 64, 8, 1), (256, 64, 64, 4, 2), (128, 256, 64, 16, 1), (128, 64, 128, 4, 1),
     )
 }  # fmt: skip
@@ -137,7 +142,9 @@ SLOW = {name for name, job in DEFAULTS.items() if job["arch"] in ("gfx1100", "gf
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
-    return in_two_runs(SCRIPT, JOBS | EDGES, SLOW, tmp_path_factory.mktemp("triton"), timeout=240)
+    return in_two_runs(
+        SCRIPT, JOBS | EDGES | FAULTS, SLOW, tmp_path_factory.mktemp("triton"), timeout=240
+    )
 
 
 @pytest.mark.parametrize("name", some_slow(JOBS, SLOW))
@@ -195,6 +202,13 @@ def test_of_tiles_ahead_those_that_spill_are_refused(compiled, name):
     assert compiled[name]["error"] == ""
     assert (compiled[name]["spilled"] > 0) == (rule is not None)
     assert rule is None or rule.name == "two steps in registers"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_tile_compiles_and_is_served(compiled, name):
+    assert compiled[name]["error"] == ""
+    assert compiled[name]["kernels"] == ["_w4a16_ahead_kernel"]
+    assert compiled[name]["spilled"] == compiled[name]["overwritten"] == 0
 
 
 AHEADS = [name for name in JOBS if name.startswith("sm_90 ahead")]

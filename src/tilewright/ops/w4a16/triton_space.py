@@ -131,9 +131,10 @@ def ahead_registers(tile: Tile, problem: Problem) -> int:
     without wgmma); the copies of x, 16 bytes each, three times where no loads run ahead and x
     passes through registers; and two zero points where each group has its own. The weights of the
     step after and their words come on top, so that a tile spills long before this count reaches the
-    registers that there are. Found by compiling (Triton 3.6 and 3.7): of the tiles that multiply by
-    wgmma every one above 11/16 of them spilled and none below; of those with fewer warps every one
-    above but 4 of 40, and none below (float16, groups of 128 with zero points).
+    registers that there are. Found by compiling float16 and bfloat16 (Triton 3.6, 3.7 and 3.9):
+    below 11/16 of them no tile spilled. Above, all that multiply by wgmma did, but for one or two
+    of 94 in bfloat16 with one group for all of K; and 36 of 40 with fewer warps than wgmma takes
+    (groups of 128 with zero points).
     """
     threads = 32 * tile.num_warps
     sums = tile.block_m * tile.block_n // threads
