@@ -20,6 +20,7 @@ pytest.importorskip(
     "triton_interpreter", reason="triton is not installed: pip install 'tilewright[triton]'"
 )
 
+from tilewright.ops.w4a16 import triton_gemm
 from tilewright.ops.w4a16.triton_spec import SPEC
 
 
@@ -95,6 +96,25 @@ def test_a_right_tile_passes_every_check(dtype, weight_type, dequant, group):
     inputs = watch(SPEC.make_inputs(case, 0))
     y = SPEC.run(inputs, tile=tile)
     assert recheck(SPEC, inputs, y, tile=tile).passed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    one_in(2, [p for p in AHEAD_PLANTED if p.name in ("odd-step", "row-beyond")]),
+    ids=lambda wrong: wrong.name,
+)
+def test_a_right_tile_ahead_passes_every_check(wrong, monkeypatch):
+    """On the products of the wrong ones, and around them; each launch is served by its kernel."""
+    served = []
+    launch = triton_gemm.launch_ahead
+    monkeypatch.setattr(
+        triton_gemm, "launch_ahead", lambda *a, **kw: (served.append(1), launch(*a, **kw))
+    )
+    (case,) = wrong.cases
+    result = gate(SPEC.with_run(wrong.run), wrong.honest, [case])
+    assert result.passed, result
+    assert result.cases > 5
+    assert len(served) >= 5 * result.cases
 
 
 def test_a_tile_that_breaks_a_rule_is_rejected_with_the_rule():
