@@ -142,7 +142,7 @@ def tile_of(block_n: int, block_m: int, stages: int, w_stages: int, split_k: int
         ("Q4_K", 70, 136, 1024, tile_of(64, 32, 3, 2), 4),  # programs of two tiles and of three
         ("Q6_K", 130, 100, 512, tile_of(128, 128, 4, 3), 132),  # y in no 16 bytes, past M and N
         ("Q8_0", 300, 64, 288, tile_of(64, 256, 3, 2), 1),  # K ends within a step; y in halves
-        ("Q5_0", 17, 72, 640, tile_of(64, 16, 4, 3, 2), 2),  # pieces wait for earlier rounds
+        ("Q5_0", 17, 72, 640, tile_of(64, 16, 4, 3, 2), 2),  # more pieces than multiprocessors
         ("Q4_0", 33, 130, 1312, tile_of(128, 32, 3, 4, 4), 132),
         ("Q2_K", 20, 65, 2048, tile_of(64, 32, 5, 2, 8), 16),
         ("MXFP4", 16, 64, 32, tile_of(64, 16, 3, 2), 132),
@@ -171,6 +171,67 @@ def test_a_lost_share_would_be_found(machine: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine, "_collect", lambda acc, *_: acc)
     y, right, _ = multiplied(machine, "Q4_K", 16, 64, 1024, tile, 132, torch.float16)
     assert float((y.double() - right).norm() / right.norm()) > 0.1
+
+
+def launched(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tile: Tile, m: int, n: int, k: int, units: int
+) -> list[list[tuple[int, int, int]]]:
+    """The pieces of every program of a launch, in the order in which it takes them: the tile, and
+    the first and the last + 1 of the steps of K that it sums. From the kernel's own functions."""
+    seen: dict[str, Any] = {}
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **constants: seen.update(grid=grid, args=args, **constants)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "target_units", lambda device: units)
+        patch.setattr(machine, "_mmq_hopper_kernel", Recorded())
+        x = torch.empty(m, k, dtype=torch.float16)
+        y = torch.empty(m, n, dtype=torch.float16)
+        floats, counters = machine.workspace_mmq_hopper(tile, m, n, k, units)
+        space = Workspace(torch.empty(floats), torch.zeros(counters, dtype=torch.int32))
+        machine.launch_mmq_hopper(x, packed("Q4_K", drawn("Q4_K", n, k)), None, y, tile, space)
+        (programs,) = seen["grid"]
+        tiles_m, tiles_n = -(-m // tile.block_m), -(-n // tile.block_n)
+        steps, split, group_m = -(-k // 256), seen["SPLIT"], seen["GROUP_M"]
+        patch.setattr(machine.gl, "num_programs", lambda axis: programs)
+        found: list[list[tuple[int, int, int]]] = []
+        for program in range(programs):
+            number = machine.gl.to_tensor(program)
+            patch.setattr(machine.gl, "program_id", lambda axis, number=number: number)
+            begin, end, count = machine._range(tiles_m * tiles_n, steps, split)
+            pieces = []
+            for j in range(int(count.data)):
+                _, _, t, _, first, last = machine._item(
+                    machine.gl.to_tensor(j), begin, end, tiles_m, tiles_n, steps, split, group_m
+                )
+                pieces.append((int(t.data), int(first.data), int(last.data)))
+            found.append(pieces)
+    return found
+
+
+@pytest.mark.parametrize("units", [1, 7, 104, 132, 304])
+@pytest.mark.parametrize("split_k", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("tiles", [1, 9, 66, 130])
+def test_programs_wait_for_programs_of_lower_numbers_alone(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tiles: int, split_k: int, units: int
+) -> None:
+    """The device begins programs in the order of their numbers. So they end even one after the
+    other, where another launch whose programs wait has all other multiprocessors."""
+    steps = 17
+    programs = launched(
+        machine, monkeypatch, tile_of(64, 16, 3, 2, split_k), 16 * tiles, 64, 256 * steps, units
+    )
+    summed = np.zeros((tiles, steps), dtype=int)
+    for program, pieces in enumerate(programs):
+        for t, first, last in pieces:
+            if last == steps and first > 0:  # the last share of a tile: all others have been left
+                assert summed[t, :first].all(), f"program {program} waits for a later one"
+            summed[t, first:last] += 1
+    assert (summed == 1).all()
+    if split_k == 1:
+        assert len(programs) == min(units, tiles)
 
 
 HOPPER_PLANTED = [p for p in PLANTED if p.tile.algorithm == "hopper"]

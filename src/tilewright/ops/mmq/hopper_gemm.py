@@ -4,10 +4,10 @@
 
     y[m, n] = sum_k x[m, k] * (scale[n, k / SUB] * code[n, k] + minimum[n, k / SUB]) + bias[n]
 
-One program runs on each multiprocessor and walks whole tiles. One warp issues TMA loads of x, 64
-columns at a time. Two warps take care of the weight, 128 columns at a time: TMA loads of its words,
-and what its scales are made of, from which they compute float32 scales and minimums into shared
-memory. Both run ahead through rings of buffers::
+One program runs on each multiprocessor and walks whole tiles, or there is one for each share of a
+tile's K. One warp issues TMA loads of x, 64 columns at a time. Two warps take care of the weight,
+128 columns at a time: TMA loads of its words, and what its scales are made of, from which they
+compute float32 scales and minimums into shared memory. Both run ahead through rings of buffers::
 
     x [BM, 64]    low [BN, 4 LOW]    high [BN, 4 HIGH]    scales, minimums [128 / SUB, BN]
 
@@ -20,10 +20,10 @@ Fields of a tile ("hopper")
     block_m     16 to 256, a power of two: rows of x
     num_stages  steps of 64 columns of x in flight, from 3 on
     w_stages    steps of 128 columns of the weight in flight, from 2 on
-    split_k     shares of K, for few tiles: float32 sums of a share go to the workspace, and the
-                program with the last one adds them in their order, so that two launches agree.
-                0: the steps of all tiles in a row are cut evenly among the programs, and a tile
-                where programs meet has shares
+    split_k     shares of K, for few tiles, a program each: float32 sums of a share go to the
+                workspace, and the program with the last one adds them in their order, so that two
+                launches agree. 0: the steps of all tiles in a row are cut evenly among as many
+                programs as multiprocessors, and a tile where programs meet has shares
     group_m     rows of tiles that are walked column by column, to share x and w in the cache
 
 Limits: float16 and bfloat16; any M and N; K a multiple of 128 for types with a plane of one bit.
@@ -88,7 +88,8 @@ def _begin(program, total):
 @gluon.jit
 def _range(tiles, steps, SPLIT: gl.constexpr):
     """This program's work: first and last + 1, and how many pieces that is. It is steps of all
-    tiles in a row with SPLIT 0, else pieces, of which programs take every so manieth."""
+    tiles in a row with SPLIT 0, else pieces, of which programs take every so manieth: whole tiles,
+    or one share each (`_programs`)."""
     program = gl.program_id(0)
     if SPLIT == 0:
         begin = _begin(program, tiles * steps)
@@ -238,8 +239,10 @@ def _collect(acc, part_ptr, count_ptr, t, share, tiles, steps, SPLIT: gl.constex
              ACC: gl.constexpr, FLAT: gl.constexpr, FAULT: gl.constexpr):  # fmt: skip
     """acc, the last share of tile t, plus the others in their order.
 
-    Whoever makes them has begun: they are pieces of lower numbers, which programs take in their
-    order, or with SPLIT 0 the first that their programs make, all of which run at once.
+    Whoever makes them is a program of a lower number, which began before this one did, and leaves
+    them before it waits for anybody: with shares a program has one piece, and with SPLIT 0 the
+    share that others wait for is the first that it makes. So this ends with any number of
+    multiprocessors, even where programs of another launch hold the rest and wait as well.
     """
     BN: gl.constexpr = acc.shape[0]
     BM: gl.constexpr = acc.shape[1]
@@ -510,6 +513,18 @@ def _descriptor(words: torch.Tensor, block_n: int, bits: int) -> Any:
     )
 
 
+def _programs(tiles: int, steps: int, split_k: int, units: int) -> int:
+    """Programs of a launch: as many as multiprocessors, or as there are tiles (steps, cut evenly).
+
+    With shares one a piece, however many. If a program took a second one it might wait for a
+    program of a higher number, which may never begin while other launches, whose programs wait
+    likewise, hold the multiprocessors.
+    """
+    if split_k > 1:
+        return tiles * split_k
+    return min(units, tiles * (steps if split_k == 0 else 1))
+
+
 def launch_mmq_hopper(
     x: torch.Tensor,
     weight: GpuBlocks,
@@ -548,8 +563,8 @@ def launch_mmq_hopper(
     partials = workspace.partials if split != 1 else scales
     counters = workspace.counters if split != 1 else weight.low
     steps = -(-k // STEP)
-    pieces = -(-m // bm) * -(-n // bn) * (split or steps)
-    _mmq_hopper_kernel[(min(target_units(x.device), pieces),)](
+    tiles = -(-m // bm) * -(-n // bn)
+    _mmq_hopper_kernel[(_programs(tiles, steps, split, target_units(x.device)),)](
         x_desc, low, high, scales, scales if minimums is None else minimums,
         scales if subs is None else subs, out, scales if bias is None else bias, partials,
         counters, m, n, k // form.sub, steps,
