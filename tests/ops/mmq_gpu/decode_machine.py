@@ -23,7 +23,7 @@ BASE = Path(__file__).parents[1] / "w4a16" / "gluon_numpy.py"
 HOME = "tilewright.ops.mmq"
 KERNELS = (
     "tilewright.ops.mma_fragments",
-    *(f"{HOME}.{name}" for name in ("decode_parts", "decode_sums", "decode_gemv")),
+    *(f"{HOME}.{name}" for name in ("hopper_memory", "decode_parts", "decode_sums", "decode_gemv")),
 )
 
 
@@ -113,10 +113,14 @@ def machine() -> Any:
     gluon.jit, gluon.constexpr_function, gluon.language = jit, Kernel, gl
     experimental: Any = ModuleType("triton.experimental")
     experimental.gluon = gluon
+    host: Any = ModuleType("triton.experimental.gluon.nvidia.hopper")
+    host.TensorDescriptor = None  # nothing is loaded by TMA here
     modules: dict[str, Any] = {
         "triton.experimental": experimental,
         "triton.experimental.gluon": gluon,
         "triton.experimental.gluon.language": gl,
+        "triton.experimental.gluon.nvidia": ModuleType("triton.experimental.gluon.nvidia"),
+        "triton.experimental.gluon.nvidia.hopper": host,
     }
     importlib.import_module(HOME)
     with base._instead({**modules, **dict.fromkeys(KERNELS)}):

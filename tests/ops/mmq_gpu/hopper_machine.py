@@ -282,7 +282,8 @@ def machine() -> Any:
         "triton.experimental.gluon.nvidia.hopper": host,
         "tilewright.ops.gluon_compat": compat,
     }
-    own = [f"{HOME}.{n}" for n in ("hopper_parts", "hopper_scales", "hopper_gemm")]
+    names = ("hopper_math", "hopper_memory", "hopper_parts", "hopper_scales", "hopper_gemm")
+    own = [f"{HOME}.{name}" for name in names]
     own = ["tilewright.ops.w4a16.hopper_parts", *own]
     importlib.import_module("tilewright.ops.w4a16")
     with base._instead({**modules, **dict.fromkeys(own)}):

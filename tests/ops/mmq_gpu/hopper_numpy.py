@@ -22,7 +22,7 @@ from by_path import module_at
 from tilewright.layout.blocks import GpuBlocks
 
 BASE = Path(__file__).parents[1] / "w4a16" / "gluon_numpy.py"
-KERNELS = ("hopper_parts", "hopper_scales")
+KERNELS = ("hopper_math", "hopper_memory", "hopper_parts", "hopper_scales")
 HOME = "tilewright.ops.mmq"
 
 
@@ -207,10 +207,14 @@ def kernels_on_numpy() -> SimpleNamespace:
     gluon.jit, gluon.constexpr_function, gluon.language = base.Kernel, base.Kernel, _language()
     experimental: Any = ModuleType("triton.experimental")
     experimental.gluon = gluon
+    host: Any = ModuleType("triton.experimental.gluon.nvidia.hopper")
+    host.TensorDescriptor = None  # nothing is loaded by TMA here
     modules: dict[str, Any] = {
         "triton.experimental": experimental,
         "triton.experimental.gluon": gluon,
         "triton.experimental.gluon.language": gluon.language,
+        "triton.experimental.gluon.nvidia": ModuleType("triton.experimental.gluon.nvidia"),
+        "triton.experimental.gluon.nvidia.hopper": host,
     }
     real = importlib.util.find_spec(HOME)
     assert real is not None

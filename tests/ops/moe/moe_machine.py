@@ -13,6 +13,8 @@ import numpy as np
 from by_path import module_once
 
 MODULES = (
+    "tilewright.ops.mmq.hopper_math",
+    "tilewright.ops.mmq.hopper_memory",
     "tilewright.ops.mmq.hopper_scales",
     "tilewright.ops.moe.hopper_parts",
     "tilewright.ops.moe.hopper_gemm",

@@ -49,7 +49,6 @@ from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.mma_fragments import along, mma
 from tilewright.ops.mmq.decode_parts import (
     begin_dependents,
-    fetch,
     lanes_layout,
     load_high,
     load_scales,
@@ -63,6 +62,7 @@ from tilewright.ops.mmq.decode_parts import (
     words_of,
 )
 from tilewright.ops.mmq.decode_sums import add_scaled, add_words
+from tilewright.ops.mmq.hopper_memory import fetch
 from tilewright.tiles.tile import Tile
 
 __all__ = ["launch_decode", "workspace_decode"]

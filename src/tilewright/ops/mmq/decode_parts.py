@@ -24,7 +24,6 @@ from tilewright.ops.mma_fragments import along, bits, unstack
 
 __all__ = [
     "begin_dependents",
-    "fetch",
     "lanes_layout",
     "load_high",
     "load_scales",
@@ -129,15 +128,6 @@ def words_of(parts, UNITS: gl.constexpr, LANES: gl.constexpr):
     for i in gl.static_range(2 * UNITS):
         found = found + _four(gl.reshape(rows[i], rows[i].shape[1:]), LANES)
     return found
-
-
-@gluon.jit
-def fetch(ptrs):
-    """Bring the lines that pointers point to into the L2, where a later store still finds them."""
-    gl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [ptrs.to(gl.int64)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit

@@ -45,6 +45,8 @@ _SOURCES = (
     "tilewright.ops.mmq.int8_parts",
     "tilewright.ops.mmq.int8_fix_up",
     "tilewright.ops.mmq.hopper_gemm",
+    "tilewright.ops.mmq.hopper_math",
+    "tilewright.ops.mmq.hopper_memory",
     "tilewright.ops.mmq.hopper_parts",
     "tilewright.ops.mmq.hopper_scales",
     "tilewright.ops.mmq.dense_gemm",

@@ -34,7 +34,6 @@ Limits: float16 and bfloat16; any M and N; K a multiple of 128 for types with a 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -52,6 +51,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tilewright.layout.blocks import BlockForm, GpuBlocks
 from tilewright.ops.cross import target_units
 from tilewright.ops.gluon_compat import block_barrier, tma_load, tma_store
+from tilewright.ops.mmq.hopper_memory import next_buffer, of_16_bits, words_descriptor
 from tilewright.ops.mmq.hopper_parts import (
     dequantize,
     load_numbers,
@@ -128,14 +128,6 @@ def _item(j, begin, end, tiles_m, tiles_n, steps, SPLIT: gl.constexpr, GROUP_M: 
 
 
 @gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):
-    """The ring's next buffer, and the parity of its turn."""
-    stage += 1
-    wraps = stage == STAGES
-    return gl.where(wraps, 0, stage), phase ^ wraps.to(gl.int32)
-
-
-@gluon.jit
 def _x_producer(
     x_desc, xs, full, empty, tiles_m, tiles_n, steps, BM: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, GROUP_M: gl.constexpr,
@@ -153,7 +145,7 @@ def _x_producer(
             bar = full.index(stage)
             mbarrier.expect(bar, BM * 128)
             tma_load(x_desc, [pid_m * BM, k * 64], bar, xs.index(stage))
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_buffer(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -214,7 +206,7 @@ def _w_producer(
                         )
                         _store_numbers(ns.index(stage * SUBS + j), numbers)
                     mbarrier.arrive(bar, count=1)
-                    stage, phase = _next(stage, phase, STAGES)
+                    stage, phase = next_buffer(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -492,27 +484,6 @@ def workspace_mmq_hopper(tile: Tile, M: int, N: int, K: int, units: int) -> tupl
     return slots * tile.block_m * tile.block_n, tiles
 
 
-@functools.lru_cache
-def _shared(columns: int) -> Any:
-    """Of rows of so many words, as TMA swizzles them."""
-    return gl.NVMMASharedLayout(
-        swizzle_byte_width=4 * columns if columns > 4 else 0, element_bitwidth=32, rank=2
-    )
-
-
-@functools.lru_cache
-def _sixteen() -> Any:
-    """Of x and y: 16 bits, swizzled by 128 bytes."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-
-
-def _descriptor(words: torch.Tensor, block_n: int, bits: int) -> Any:
-    box = 4 * bits
-    return TensorDescriptor(
-        words, list(words.shape), [words.stride(0), 1], [block_n, box], _shared(box)
-    )
-
-
 def _programs(tiles: int, steps: int, split_k: int, units: int) -> int:
     """Programs of a launch: as many as multiprocessors, or as there are tiles (steps, cut evenly).
 
@@ -551,15 +522,15 @@ def launch_mmq_hopper(
     form: BlockForm = weight.form
     math = math_of(form, x.dtype)
     scales, minimums, subs = weight.scales, weight.minimums, weight.sub_scales
-    low = _descriptor(weight.low, bn, form.low.bits)
-    high = low if weight.high is None else _descriptor(weight.high, bn, form.high_bits)
+    low = words_descriptor(weight.low, bn, form.low.bits)
+    high = low if weight.high is None else words_descriptor(weight.high, bn, form.high_bits)
     row = x.stride(0) if m > 1 else -(-k // 8) * 8
-    x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, 64], _sixteen())
+    x_desc = TensorDescriptor(x, [m, k], [row, 1], [bm, 64], of_16_bits())
     split = tile.split_k
     tma_y = n % 8 == 0 and y.data_ptr() % 16 == 0
     out = y
     if tma_y:
-        out = TensorDescriptor(y, [m, n], [n, 1], [min(bm, 128), bn], _sixteen())
+        out = TensorDescriptor(y, [m, n], [n, 1], [min(bm, 128), bn], of_16_bits())
     partials = workspace.partials if split != 1 else scales
     counters = workspace.counters if split != 1 else weight.low
     steps = -(-k // STEP)

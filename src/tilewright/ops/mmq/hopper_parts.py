@@ -16,19 +16,7 @@ elements of tensors [BN, 2 (kh), 2 (lk1), 2 (lk0)], and a pair lies in the two h
     - (1024 + offset)            = code, exactly
 
 From there each sub-block's numbers, which `hopper_scales` makes, lead to a weight that is rounded
-once (MATH, [numbers]; what is not said to round is exact)::
-
-    "once"       [d]            code * d, rounded
-    "sum"        [d m]          code * d + m, rounded
-    "split"      [s rest]       code * s + (code * rest), rounded; s + rest is the scale, and the
-                                inner product, a thousandth of the outer, rounded itself
-    "integers"   [sc t, d rest] (code * sc + t) * d + rest, rounded; the sum is an integer below
-                                2049, t * d + rest the minimum, and rest at most half of d
-    "float"      [scale]        code * scale, rounded, from float32 to the dtype of x
-    "float sum"  [scale, min]   code * scale + minimum in float32, and rounded to the dtype of x
-
-The first four are packed float16 arithmetic, two weights an instruction; their numbers are halves
-of words, the first the lower.
+once (`hopper_math`).
 
 Every change of shape only renames registers; `assert_trivial` holds the compiler to it.
 """
@@ -41,23 +29,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tilewright.formats.blocks import IQ4_TABLE, MXFP4_TABLE
+from tilewright.ops.mmq.hopper_math import code_lines, pair_of, weight_lines
 
 __all__ = ["dequantize", "load_numbers", "load_words", "pairs_layout", "turns_of"]
-
-
-def _table(levels):
-    """Four words of the bytes 128 + level."""
-    return gl.constexpr(
-        tuple(
-            f"{int.from_bytes(bytes(128 + v for v in levels[i : i + 4]), 'little'):#010x}"
-            for i in range(0, 16, 4)
-        )
-    )
-
-
-_IQ4_BYTES = _table([int(v) for v in IQ4_TABLE])
-_FP4_BYTES = _table([int(v) for v in MXFP4_TABLE])
 
 
 @gluon.constexpr_function
@@ -66,23 +40,7 @@ def _dequant_asm(low, high, codes, math, dtype):
     high word and its turn if there is one, -(1024 + offset) twice, and the numbers of `math`."""
     mask = {8: 0x00FF00FF, 4: 0x000F000F, 2: 0x00030003}[low]
     lines = [".reg .b32 t, u, v;", "shf.r.wrap.b32 t, $2, $2, $3;"]
-    if codes in ("iq4", "fp4"):
-        # A byte of the table for each code, of the lower or the upper eight, as bit 3 says.
-        table = _IQ4_BYTES if codes == "iq4" else _FP4_BYTES
-        lines += [
-            "prmt.b32 t, t, t, 0x2020;",
-            "and.b32 u, t, 0x0707;",
-            f"prmt.b32 v, {table[0]}, {table[1]}, u;",
-            f"prmt.b32 u, {table[2]}, {table[3]}, u;",
-            "shr.u32 t, t, 1;",
-            "lop3.b32 t, t, 0x0404, 0x0200, 0xEA;",
-            "prmt.b32 t, v, u, t;",
-            "lop3.b32 t, t, 0x00FF00FF, 0x64006400, 0xEA;",
-        ]
-    elif codes == "signed":  # 1024 + 128 + code
-        lines.append(f"lop3.b32 t, t, {mask:#010x}, 0x64806480, 0x6A;")
-    else:
-        lines.append(f"lop3.b32 t, t, {mask:#010x}, 0x64006400, 0xEA;")
+    lines += code_lines(codes, mask, "t")
     at = 4
     if high:
         upper = ((1 << high) - 1) << low
@@ -90,37 +48,7 @@ def _dequant_asm(low, high, codes, math, dtype):
         lines.append(f"lop3.b32 t, u, {upper << 16 | upper:#010x}, t, 0xEA;")
         at += 2
     lines.append(f"add.rn.f16x2 t, t, ${at};")
-    a, b = f"${at + 1}", f"${at + 2}"
-    if math in ("once", "sum", "split", "integers"):
-        # Each half of a word, twice: ptxas makes operands of them, not instructions.
-        lines += [".reg .b16 h, g;", ".reg .b32 a0, a1, b0, b1;"]
-        for word, name in ((a, "a"), (b, "b"))[: 2 if math == "integers" else 1]:
-            lines.append(f"mov.b32 {{h, g}}, {word};")
-            lines.append(f"mov.b32 {name}0, {{h, h}};")
-            lines.append(f"mov.b32 {name}1, {{g, g}};")
-    if math == "once":
-        lines.append("mul.rn.f16x2 t, t, a0;")
-    elif math == "sum":
-        lines.append("fma.rn.f16x2 t, t, a0, a1;")
-    elif math == "split":
-        lines += ["mul.rn.f16x2 u, t, a1;", "fma.rn.f16x2 t, t, a0, u;"]
-    elif math == "integers":
-        lines += ["fma.rn.f16x2 t, t, a0, a1;", "fma.rn.f16x2 t, t, b0, b1;"]
-    else:
-        lines += [
-            ".reg .b16 h0, h1;",
-            ".reg .f32 f0, f1;",
-            "mov.b32 {h0, h1}, t;",
-            "cvt.f32.f16 f0, h0;",
-            "cvt.f32.f16 f1, h1;",
-        ]
-        if math == "float sum":
-            lines += [f"fma.rn.f32 f0, f0, {a}, {b};", f"fma.rn.f32 f1, f1, {a}, {b};"]
-        else:
-            lines += [f"mul.rn.f32 f0, f0, {a};", f"mul.rn.f32 f1, f1, {a};"]
-        kind = "f16" if dtype == gl.float16 else "bf16"
-        lines.append(f"cvt.rn.{kind}x2.f32 t, f1, f0;")
-    lines.append("mov.b32 {$0, $1}, t;")
+    lines += weight_lines(math, dtype, at + 1)
     return "{\n" + "\n".join(lines) + "\n}"
 
 
@@ -280,11 +208,6 @@ def load_numbers(buffer, PAIRS: gl.constexpr, WARPS: gl.constexpr):
         )
 
 
-@gluon.constexpr_function
-def _constraints(count):
-    return "=h,=h" + ",r" * count
-
-
 @gluon.jit
 def dequantize(
     low, high, low_turn, high_turn, offset, numbers, LOW: gl.constexpr, HIGH: gl.constexpr,
@@ -311,14 +234,6 @@ def dequantize(
     for i in gl.static_range(len(numbers)):
         args = args + (full + _expand(numbers[i], 1),)
     ASM: gl.constexpr = _dequant_asm(LOW, HIGH, CODES, MATH, DTYPE)
-    TYPES: gl.constexpr = _constraints(len(args))
-    if DTYPE == gl.float16:
-        first, second = gl.inline_asm_elementwise(
-            ASM, TYPES, args, dtype=(gl.float16, gl.float16), is_pure=True, pack=1
-        )
-    else:
-        first, second = gl.inline_asm_elementwise(
-            ASM, TYPES, args, dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
-        )
+    first, second = pair_of(args, ASM, DTYPE)
     w = gl.reshape(gl.join(first, second), (BN, 16))
     return gl.convert_layout(w, gl.DotOperandLayout(0, ACC, 2), assert_trivial=True)

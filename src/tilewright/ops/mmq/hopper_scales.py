@@ -25,18 +25,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tilewright.layout.blocks import BlockForm
+from tilewright.ops.mmq.hopper_memory import fetch
 
 __all__ = ["NUMBERS", "load_fields", "math_of", "most_of", "numbers_of", "prefetch_fields"]
-
-
-_PREFETCH = gl.constexpr("{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }")
-
-
-@gluon.jit
-def _fetch(ptrs):
-    gl.inline_asm_elementwise(
-        _PREFETCH, "=r,l", [ptrs.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -53,11 +44,11 @@ def prefetch_fields(
         at = gl.minimum(8 * k + i // LINES % 8, subs - 1)
     else:
         at = gl.minimum(i * 0 + k, subs * SUB // 256 - 1)
-        _fetch(t_ptr + (at * BYTES + i % BYTES) * stride_tb + n)
+        fetch(t_ptr + (at * BYTES + i % BYTES) * stride_tb + n)
     at_row = gl.minimum(n + i % LINES * 64, N - 1)  # an address of nobody might fault
-    _fetch(s_ptr + at * stride_sb + at_row)
+    fetch(s_ptr + at * stride_sb + at_row)
     if MINIMUMS:
-        _fetch(m_ptr + at * stride_mb + at_row)
+        fetch(m_ptr + at * stride_mb + at_row)
 
 
 @gluon.jit
@@ -140,7 +131,7 @@ def numbers_of(
     SUB_OFFSET: gl.constexpr, MATH: gl.constexpr, MOST: gl.constexpr,
 ):  # fmt: skip
     """What the weights of sub-block J of the 256 columns are made with: int32 vectors, one for each
-    of the words that `hopper_parts` lists for MATH.
+    of the words that `hopper_math` lists for MATH.
 
     Args:
         MOST: what sub-scale times code can be at most.
@@ -181,7 +172,7 @@ def numbers_of(
 
 
 def math_of(form: BlockForm, act_dtype: torch.dtype) -> str:
-    """How weights of a type are computed from their codes, as `hopper_parts` lists it.
+    """How weights of a type are computed from their codes, as `hopper_math` lists it.
 
     Powers of two may lie outside of float16 and bfloat16 has too few bits: float32 then.
     """

@@ -47,6 +47,8 @@ _SOURCES = (
     "tilewright.ops.moe.triton_slots",
     "tilewright.ops.mmq.gemv_parts",
     "tilewright.ops.mmq.gemv_weights",
+    "tilewright.ops.mmq.hopper_math",
+    "tilewright.ops.mmq.hopper_memory",
     "tilewright.ops.mmq.hopper_scales",
     "tilewright.ops.mmq.triton_parts",
     "tilewright.ops.w4a16.triton_ahead",

@@ -32,9 +32,6 @@ Limits: float16 and bfloat16; K a multiple of 128 for types with a plane of one 
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -50,12 +47,8 @@ from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.cross import target_units
 from tilewright.ops.gluon_compat import tma_load
-from tilewright.ops.mmq.hopper_scales import (
-    NUMBERS,
-    load_fields,
-    math_of,
-    most_of,
-)
+from tilewright.ops.mmq.hopper_memory import next_buffer, of_16_bits, words_descriptor
+from tilewright.ops.mmq.hopper_scales import NUMBERS, load_fields, math_of, most_of
 from tilewright.ops.moe.hopper_parts import dequantize, load_own, numbers_of_steps, store_numbers
 from tilewright.tiles.tile import Tile
 
@@ -74,14 +67,6 @@ def _piece(plan_ptr, i, tiles_n, steps, experts):
     first = gl.load(plan_ptr + 2 + 3 * t)
     last = gl.load(plan_ptr + 3 + 3 * t)
     return expert, first, last - first, i % tiles_n, gl.where(expert < experts, steps, 0)
-
-
-@gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):
-    """The ring's next buffer, and the parity of its turn."""
-    stage += 1
-    wraps = stage == STAGES
-    return gl.where(wraps, 0, stage), phase ^ wraps.to(gl.int32)
 
 
 @gluon.jit
@@ -133,7 +118,7 @@ def _producer(
                 )
                 store_numbers(ns.index(stage), numbers, SUBS)
                 mbarrier.arrive(bar, count=1)
-                stage, phase = _next(stage, phase, STAGES)
+                stage, phase = next_buffer(stage, phase, STAGES)
             fields = ahead
 
 
@@ -178,7 +163,7 @@ def _consumer(
                 if b == 0:  # all products but this one are done: nobody reads the buffer before
                     mbarrier.arrive(empty.index(before), count=1)
             before = stage
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_buffer(stage, phase, STAGES)
         acc = warpgroup_mma_wait(0, [acc])
         offs_n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
         offs_m = gl.arange(0, BM, gl.SliceLayout(0, ACC))
@@ -240,29 +225,6 @@ def _moe_hopper_kernel(
     )  # fmt: skip
 
 
-@functools.lru_cache
-def _shared(columns: int) -> Any:
-    """Of rows of so many words, as TMA swizzles them."""
-    return gl.NVMMASharedLayout(
-        swizzle_byte_width=4 * columns if columns > 4 else 0, element_bitwidth=32, rank=2
-    )
-
-
-@functools.lru_cache
-def _sixteen() -> Any:
-    """Of x: 16 bits, swizzled by 128 bytes."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-
-
-def _descriptor(words: torch.Tensor, block_n: int, bits: int) -> Any:
-    """Of the words of all experts [E, N, W], as rows below each other."""
-    box = 4 * bits
-    experts, n, w = words.shape
-    return TensorDescriptor(
-        words, [experts * n, w], [words.stride(1), 1], [block_n, box], _shared(box)
-    )
-
-
 def launch_moe_hopper(
     x: torch.Tensor,
     experts: GpuExperts,
@@ -289,9 +251,9 @@ def launch_moe_hopper(
     bn, bm = tile.block_n, tile.block_m
     scales, minimums, subs = planes.scales, planes.minimums, planes.sub_scales
     m, t = scales if minimums is None else minimums, scales if subs is None else subs
-    low = _descriptor(planes.low, bn, form.low.bits)
-    high = low if planes.high is None else _descriptor(planes.high, bn, form.high_bits)
-    x_desc = TensorDescriptor(x, [rows, width], [width, 1], [bm, 64], _sixteen())
+    low = words_descriptor(planes.low, bn, form.low.bits)
+    high = low if planes.high is None else words_descriptor(planes.high, bn, form.high_bits)
+    x_desc = TensorDescriptor(x, [rows, width], [width, 1], [bm, 64], of_16_bits())
     most = (rows // bm + experts.E + 1) * -(-n // bn)
     warps = 4 if bn == 64 else 8
     most_registers = 65536 // (32 * (warps + _WARPS) * tile.programs) // 8 * 8

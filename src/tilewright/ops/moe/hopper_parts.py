@@ -18,7 +18,7 @@ is compiled: two pairs of 4 bits come out without a shift::
     .. / 2^a - (1024 / 2^a + offset)    = code, exactly
 
 From there a sub-block's numbers (`tilewright.ops.mmq.hopper_scales`) lead to a weight that is
-rounded once, as `tilewright.ops.mmq.hopper_parts` tells (MATH).
+rounded once, as `tilewright.ops.mmq.hopper_math` tells (MATH).
 
 Every change of shape only renames registers; `assert_trivial` holds the compiler to it.
 """
@@ -31,24 +31,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tilewright.formats.blocks import IQ4_TABLE, MXFP4_TABLE
+from tilewright.ops.mmq.hopper_math import code_lines, pair_of, weight_lines
 from tilewright.ops.mmq.hopper_scales import numbers_of
 
 __all__ = ["dequantize", "load_own", "numbers_of_steps", "store_numbers"]
-
-
-def _table(levels):
-    """Four words of the bytes 128 + level."""
-    return gl.constexpr(
-        tuple(
-            f"{int.from_bytes(bytes(128 + v for v in levels[i : i + 4]), 'little'):#010x}"
-            for i in range(0, 16, 4)
-        )
-    )
-
-
-_IQ4_BYTES = _table([int(v) for v in IQ4_TABLE])
-_FP4_BYTES = _table([int(v) for v in MXFP4_TABLE])
 
 
 @gluon.constexpr_function
@@ -86,25 +72,9 @@ def _dequant_asm(low, high, codes, offset, math, dtype, j):
     lines = [".reg .b32 t, u, v, c;"]
     moves, t = _moved("t", "$2", at - shift)
     lines += moves
-    if codes in ("iq4", "fp4"):
-        # A byte of the table for each code, of the lower or the upper eight, as bit 3 says.
-        table = _IQ4_BYTES if codes == "iq4" else _FP4_BYTES
-        lines += [
-            f"prmt.b32 t, {t}, {t}, 0x2020;",
-            "and.b32 u, t, 0x0707;",
-            f"prmt.b32 v, {table[0]}, {table[1]}, u;",
-            f"prmt.b32 u, {table[2]}, {table[3]}, u;",
-            "shr.u32 t, t, 1;",
-            "lop3.b32 t, t, 0x0404, 0x0200, 0xEA;",
-            "prmt.b32 t, v, u, t;",
-            "lop3.b32 t, t, 0x00FF00FF, 0x64006400, 0xEA;",
-        ]
+    lines += code_lines(codes, mask, t)
+    if codes != "offset":  # bytes are met as 128 + code
         offset = 128
-    elif codes == "signed":  # 1024 + 128 + code
-        lines.append(f"lop3.b32 t, {t}, {mask:#010x}, 0x64806480, 0x6A;")
-        offset = 128
-    else:
-        lines.append(f"lop3.b32 t, {t}, {mask:#010x}, 0x64006400, 0xEA;")
     first = 3
     if high:
         upper = ((1 << high) - 1) << (low + shift)
@@ -117,37 +87,7 @@ def _dequant_asm(low, high, codes, offset, math, dtype, j):
         lines += [f"mov.b32 v, {_twice(-shift, 0, 0)};", "fma.rn.f16x2 t, t, v, c;"]
     else:
         lines.append("add.rn.f16x2 t, t, c;")
-    a, b = f"${first}", f"${first + 1}"
-    if math in ("once", "sum", "split", "integers"):
-        # Each half of a word, twice: ptxas makes operands of them, not instructions.
-        lines += [".reg .b16 h, g;", ".reg .b32 a0, a1, b0, b1;"]
-        for word, name in ((a, "a"), (b, "b"))[: 2 if math == "integers" else 1]:
-            lines.append(f"mov.b32 {{h, g}}, {word};")
-            lines.append(f"mov.b32 {name}0, {{h, h}};")
-            lines.append(f"mov.b32 {name}1, {{g, g}};")
-    if math == "once":
-        lines.append("mul.rn.f16x2 t, t, a0;")
-    elif math == "sum":
-        lines.append("fma.rn.f16x2 t, t, a0, a1;")
-    elif math == "split":
-        lines += ["mul.rn.f16x2 u, t, a1;", "fma.rn.f16x2 t, t, a0, u;"]
-    elif math == "integers":
-        lines += ["fma.rn.f16x2 t, t, a0, a1;", "fma.rn.f16x2 t, t, b0, b1;"]
-    else:
-        lines += [
-            ".reg .b16 h0, h1;",
-            ".reg .f32 f0, f1;",
-            "mov.b32 {h0, h1}, t;",
-            "cvt.f32.f16 f0, h0;",
-            "cvt.f32.f16 f1, h1;",
-        ]
-        if math == "float sum":
-            lines += [f"fma.rn.f32 f0, f0, {a}, {b};", f"fma.rn.f32 f1, f1, {a}, {b};"]
-        else:
-            lines += [f"mul.rn.f32 f0, f0, {a};", f"mul.rn.f32 f1, f1, {a};"]
-        kind = "f16" if dtype == gl.float16 else "bf16"
-        lines.append(f"cvt.rn.{kind}x2.f32 t, f1, f0;")
-    lines.append("mov.b32 {$0, $1}, t;")
+    lines += weight_lines(math, dtype, first)
     return "{\n" + "\n".join(lines) + "\n}"
 
 
@@ -289,11 +229,6 @@ def numbers_of_steps(
     return numbers
 
 
-@gluon.constexpr_function
-def _constraints(count):
-    return "=h,=h" + ",r" * count
-
-
 @gluon.jit
 def _pair(
     low, high, numbers, J: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
@@ -308,15 +243,7 @@ def _pair(
     for c in gl.static_range(COUNT):
         args = args + (numbers[2 * J // SUB * COUNT + c],)
     ASM: gl.constexpr = _dequant_asm(LOW, HIGH, CODES, OFFSET, MATH, DTYPE, J)
-    TYPES: gl.constexpr = _constraints(len(args))
-    if DTYPE == gl.float16:
-        first, second = gl.inline_asm_elementwise(
-            ASM, TYPES, args, dtype=(gl.float16, gl.float16), is_pure=True, pack=1
-        )
-    else:
-        first, second = gl.inline_asm_elementwise(
-            ASM, TYPES, args, dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
-        )
+    first, second = pair_of(args, ASM, DTYPE)
     return gl.join(first, second)
 
 
