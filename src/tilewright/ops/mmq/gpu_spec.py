@@ -34,6 +34,7 @@ F64 = npt.NDArray[np.float64]
 
 _SOURCES = (
     "tilewright.ops.mmq.triton_gemm",
+    "tilewright.ops.mmq.triton_outputs",
     "tilewright.ops.mmq.triton_parts",
     "tilewright.ops.mmq.decode_gemv",
     "tilewright.ops.mmq.decode_parts",

@@ -13,18 +13,10 @@ import triton
 import triton.language as tl
 
 from tilewright.ops.mmq.int8_parts import first_step_of, unit_of_step
-from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
+from tilewright.ops.mmq.triton_outputs import store, tile_of
+from tilewright.ops.w4a16.triton_parts import to_float32
 
 __all__: list[str] = []
-
-
-@triton.jit
-def tile_of(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of a tile: bands of GROUP_M rows of tiles, column after column."""
-    band = tile // (GROUP_M * tiles_n)
-    band_rows = tl.minimum(tiles_m - band * GROUP_M, GROUP_M)
-    in_band = tile % (GROUP_M * tiles_n)
-    return band * GROUP_M + in_band % band_rows, in_band // band_rows
 
 
 @triton.jit
@@ -43,10 +35,7 @@ def store_tile(
         acc += to_float32(tl.load(b_ptr + tl.minimum(offs_n, N - 1)), INTERPRET)[:, None]
     y_ptrs = y_ptr + offs_m.to(tl.int64)[None, :] * stride_ym
     y_ptrs += offs_n.to(tl.int64)[:, None] * stride_yn
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
-    if INTERPRET and dtype == tl.bfloat16:
-        acc = bfloat16_bits(acc).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    tl.store(y_ptrs, acc.to(dtype), mask=mask)
+    store(y_ptrs, acc, mask, INTERPRET)
 
 
 @triton.jit

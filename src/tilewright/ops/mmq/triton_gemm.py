@@ -41,24 +41,14 @@ from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.cross import target_arch
+from tilewright.ops.mmq.triton_outputs import launch_sum, store, tile_of
 from tilewright.ops.mmq.triton_parts import bias_of, codes_of, scales_of, weights_of
 from tilewright.ops.w4a16.triton_gemm import spans_wide
-from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
+from tilewright.ops.w4a16.triton_parts import to_float32
 from tilewright.ops.wgmma import awaited, has_wgmma
 from tilewright.tiles.tile import Tile
 
-__all__ = ["INTERPRETED", "launch_mmq", "launch_sum", "workspace_mmq"]
-
-_SUMMED: int = 256  # outputs of a program of the second pass
-
-
-@triton.jit
-def _store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
-    """float32 rounded once to the dtype of y."""
-    dtype: tl.constexpr = y_ptrs.dtype.element_ty
-    if INTERPRET and dtype == tl.bfloat16:
-        v = bfloat16_bits(v).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    tl.store(y_ptrs, v.to(dtype), mask=mask)
+__all__ = ["INTERPRETED", "launch_mmq", "workspace_mmq"]
 
 
 @triton.jit
@@ -75,15 +65,7 @@ def _mmq_kernel(
     INTERPRET: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
     """One tile of y, or of one share of it."""
-    # Which tile: bands of GROUP_M rows of tiles, column after column: x and w stay in the cache.
-    pid = tl.program_id(0)
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    band = pid // (GROUP_M * tiles_n)
-    band_rows = tl.minimum(tiles_m - band * GROUP_M, GROUP_M)
-    in_band = pid % (GROUP_M * tiles_n)
-    pid_m = band * GROUP_M + in_band % band_rows
-    pid_n = in_band // band_rows
+    pid_m, pid_n = tile_of(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
 
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -164,28 +146,7 @@ def _mmq_kernel(
     elif FAULT == "past-the-end":  # one row too many
         mask_y = (offs_m < M + 1)[None, :] & (offs_n < N)[:, None]
     y_ptrs = y_ptr + offs_m[None, :] * stride_ym + offs_n[:, None] * stride_yn
-    _store(y_ptrs, acc, mask_y, INTERPRET)
-
-
-@triton.jit
-def _sum_kernel(
-    p_ptr, b_ptr, y_ptr, M, N, stride_ym, stride_yn,
-    SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,
-    FAULT: tl.constexpr,
-):  # fmt: skip
-    """BLOCK values of y, from the shares of K in their order."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = tl.cast(M, tl.int64) * N  # Triton makes constants of sizes of 1
-    mask = at < size
-    m = at // N
-    n = at % N
-    y = tl.zeros((BLOCK,), tl.float32)
-    shares: tl.constexpr = SPLIT - 1 if FAULT == "lost-partial" else SPLIT
-    for share in tl.static_range(shares):
-        y += tl.load(p_ptr + share * size + at, mask=mask, other=0.0)
-    if HAS_BIAS:
-        y += to_float32(tl.load(b_ptr + n, mask=mask, other=0.0), INTERPRET)
-    _store(y_ptr + m * stride_ym + n * stride_yn, y, mask, INTERPRET)
+    store(y_ptrs, acc, mask_y, INTERPRET)
 
 
 INTERPRETED: bool = not isinstance(_mmq_kernel, triton.JITFunction)
@@ -248,19 +209,3 @@ def launch_mmq(
     )  # fmt: skip
     if tile.split_k > 1:
         launch_sum(partials, bias, y, tile.split_k, fault)
-
-
-def launch_sum(
-    partials: torch.Tensor,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    split: int,
-    fault: str = "",
-) -> None:
-    """Write the sum of `split` shares of K, `partials` [split, M, N] float32, and the bias to y."""
-    m, n = y.shape
-    _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
-        partials, partials if bias is None else bias, y, m, n, *y.stride(),
-        SPLIT=split, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED, FAULT=fault,
-        num_warps=2,
-    )  # fmt: skip

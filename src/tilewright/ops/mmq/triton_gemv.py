@@ -56,24 +56,15 @@ from tilewright.ops.mmq.gemv_parts import (
     right_operand,
 )
 from tilewright.ops.mmq.gemv_weights import weights_packed, weights_plain
+from tilewright.ops.mmq.triton_outputs import launch_sum, store
 from tilewright.ops.w4a16.triton_gemm import asm_of, spans_wide
-from tilewright.ops.w4a16.triton_parts import bfloat16_bits, to_float32
+from tilewright.ops.w4a16.triton_parts import to_float32
 from tilewright.tiles.tile import Tile
 
 __all__ = ["INTERPRETED", "launch_gemv", "workspace_gemv"]
 
-_SUMMED: int = 256  # outputs of a program of the second pass
 _FLIPPED: bool = tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 7)
 _LEAST_DOT = 8  # rows of x from which matrix units multiply
-
-
-@triton.jit
-def _store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
-    """float32 rounded once to the dtype of y."""
-    dtype: tl.constexpr = y_ptrs.dtype.element_ty
-    if INTERPRET and dtype == tl.bfloat16:
-        v = bfloat16_bits(v).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    tl.store(y_ptrs, v.to(dtype), mask=mask)
 
 
 @triton.jit
@@ -93,7 +84,7 @@ def _store_tile(
         if HAS_BIAS:
             y += to_float32(tl.load(b_ptr + row_n), INTERPRET)[:, None]
         row_y = offs_m[None, :].to(tl.int64) * stride_ym
-        _store(y_ptr + row_y + offs_n[:, None].to(tl.int64) * stride_yn, y, mask, INTERPRET)
+        store(y_ptr + row_y + offs_n[:, None].to(tl.int64) * stride_yn, y, mask, INTERPRET)
 
 
 @triton.jit
@@ -384,27 +375,6 @@ def _gemv_kernel(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["M"])
-def _sum_kernel(
-    p_ptr, b_ptr, y_ptr, M, N, stride_ym, stride_yn,
-    SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,
-    FAULT: tl.constexpr,
-):  # fmt: skip
-    """BLOCK values of y, from the shares of K in their order."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = tl.cast(M, tl.int64) * N  # Triton makes constants of sizes of 1
-    mask = at < size
-    m = at // N
-    n = at % N
-    y = tl.zeros((BLOCK,), tl.float32)
-    shares: tl.constexpr = SPLIT - 1 if FAULT == "gemv-lost-partial" else SPLIT
-    for share in tl.static_range(shares):
-        y += tl.load(p_ptr + share * size + at, mask=mask, other=0.0)
-    if HAS_BIAS:
-        y += to_float32(tl.load(b_ptr + n, mask=mask, other=0.0), INTERPRET)
-    _store(y_ptr + m * stride_ym + n * stride_yn, y, mask, INTERPRET)
-
-
 INTERPRETED: bool = not isinstance(_gemv_kernel, triton.JITFunction)
 """TRITON_INTERPRET=1 was set when this module was imported: tensors of the CPU are served."""
 
@@ -476,8 +446,4 @@ def launch_gemv(
         num_stages=1,
     )  # fmt: skip
     if tile.split_k > 1:
-        _sum_kernel[(triton.cdiv(m * n, _SUMMED),)](
-            partials, scales if bias is None else bias, y, m, n, *y.stride(),
-            SPLIT=tile.split_k, HAS_BIAS=bias is not None, BLOCK=_SUMMED, INTERPRET=INTERPRETED,
-            FAULT=fault, num_warps=2,
-        )  # fmt: skip
+        launch_sum(partials, bias, y, tile.split_k, fault.removeprefix("gemv-"), few_rows=True)

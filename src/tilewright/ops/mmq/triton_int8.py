@@ -47,10 +47,11 @@ from tilewright.errors import UnsupportedError
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.ops.cross import target_arch, target_units
-from tilewright.ops.mmq.int8_fix_up import fix_up_kernel, slot_ptrs, store_tile, tile_of
+from tilewright.ops.mmq.int8_fix_up import fix_up_kernel, slot_ptrs, store_tile
 from tilewright.ops.mmq.int8_parts import codes8_of, first_step_of, raw_of, scales_of
 from tilewright.ops.mmq.quantize_rows import launch_quantize_rows
 from tilewright.ops.mmq.schedule import GUARD_ROWS, WARP_ROWS, slots
+from tilewright.ops.mmq.triton_outputs import tile_of
 from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.tiles.tile import Tile
 

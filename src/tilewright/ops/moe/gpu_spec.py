@@ -50,6 +50,7 @@ _SOURCES = (
     "tilewright.ops.mmq.hopper_math",
     "tilewright.ops.mmq.hopper_memory",
     "tilewright.ops.mmq.hopper_scales",
+    "tilewright.ops.mmq.triton_outputs",
     "tilewright.ops.mmq.triton_parts",
     "tilewright.ops.w4a16.triton_ahead",
     "tilewright.ops.w4a16.triton_gemm",

@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.ops.moe.triton_parts import activated, store
+from tilewright.ops.mmq.triton_outputs import store
+from tilewright.ops.moe.triton_parts import activated
 from tilewright.ops.w4a16.triton_parts import to_float32
 
 __all__ = ["launch_activate", "launch_combine"]

@@ -29,17 +29,15 @@ import triton.language as tl
 
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.cross import target_arch
+from tilewright.ops.mmq.triton_outputs import store, tile_of
 from tilewright.ops.moe.triton_parts import (
     activated,
-    check_interpreted,
-    operands,
+    call_of,
     rows_of,
     step_columns,
-    store,
     weight_pointers,
     weight_tile,
 )
-from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import to_float32
 from tilewright.ops.wgmma import awaited, has_wgmma
 from tilewright.tiles.tile import Tile
@@ -63,13 +61,7 @@ def _moe_kernel(
 ):  # fmt: skip
     """One tile of y."""
     H: tl.constexpr = BLOCK_N // 2 if FUSED else BLOCK_N  # columns of y
-    pid = tl.program_id(0)
-    tiles_n = tl.cdiv(N, H)
-    band = pid // (GROUP_M * tiles_n)
-    band_rows = tl.minimum(tiles_m - band * GROUP_M, GROUP_M)
-    in_band = pid % (GROUP_M * tiles_n)
-    pid_m = band * GROUP_M + in_band % band_rows
-    pid_n = in_band // band_rows
+    pid_m, pid_n = tile_of(tl.program_id(0), tiles_m, tl.cdiv(N, H), GROUP_M)
 
     expert = tl.load(tiles_ptr + 3 * pid_m)
     if expert < 0:
@@ -156,17 +148,8 @@ def launch_moe(
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
-    check_interpreted(x, INTERPRETED)
-    n, k, fused = y.shape[1], x.shape[1], bool(act)
-    columns = tile.block_n // 2 if fused else tile.block_n
-    count = experts.shape[0] if isinstance(experts, torch.Tensor) else experts.E
-    tensors, strides, constants = operands(experts, tile.block_k)
-    _moe_kernel[(len(tiles) * triton.cdiv(n, columns),)](
-        x, *tensors, y, slots, tiles, n, k, count, len(tiles), *x.stride(), *strides,
-        *y.stride(),
-        DIV=share, **constants, FUSED=fused, ACT=act, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k, GROUP_M=tile.group_m, EVEN_K=k % tile.block_k == 0,
-        EVEN_N=n % columns == 0, WIDE=spans_wide(x), AWAIT=has_wgmma(target_arch(x.device)),
-        INTERPRET=INTERPRETED,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    call = call_of(x, experts, y, tile, tile.block_n, share=share, act=act, interpreted=INTERPRETED)
+    _moe_kernel[(len(tiles) * triton.cdiv(y.shape[1], call.columns),)](
+        *call.tensors, slots, tiles, *call.sizes, len(tiles), *call.strides, **call.constants,
+        BLOCK_M=tile.block_m, GROUP_M=tile.group_m, AWAIT=has_wgmma(target_arch(x.device)),
     )  # fmt: skip

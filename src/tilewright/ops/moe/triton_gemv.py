@@ -22,17 +22,15 @@ import triton
 import triton.language as tl
 
 from tilewright.layout.experts import GpuExperts
+from tilewright.ops.mmq.triton_outputs import store
 from tilewright.ops.moe.triton_parts import (
     activated,
-    check_interpreted,
-    operands,
+    call_of,
     rows_of,
     step_columns,
-    store,
     weight_pointers,
     weight_tile,
 )
-from tilewright.ops.w4a16.triton_gemm import spans_wide
 from tilewright.ops.w4a16.triton_parts import to_float32
 from tilewright.tiles.tile import Tile
 
@@ -135,16 +133,9 @@ def launch_moe_gemv(
     Raises:
         UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
     """
-    check_interpreted(x, INTERPRETED)
-    n, k, fused = y.shape[1], x.shape[1], bool(act)
-    rows = max(tile.block_n, 2) if fused else tile.block_n  # gate and up are two at least
-    columns = rows // 2 if fused else rows
-    count = experts.shape[0] if isinstance(experts, torch.Tensor) else experts.E
-    tensors, strides, constants = operands(experts, tile.block_k)
-    _moe_gemv_kernel[(triton.cdiv(n, columns), ids.numel())](
-        x, *tensors, y, ids, n, k, count, *x.stride(), *strides, *y.stride(),
-        DIV=share, **constants, FUSED=fused, ACT=act, BLOCK_N=rows, BLOCK_K=tile.block_k,
-        EVEN_K=k % tile.block_k == 0, EVEN_N=n % columns == 0, WIDE=spans_wide(x),
-        STAGES=tile.num_stages, INTERPRET=INTERPRETED, FAULT=tile.as_dict().get("planted", ""),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    rows = max(tile.block_n, 2) if act else tile.block_n  # gate and up are two at least
+    call = call_of(x, experts, y, tile, rows, share=share, act=act, interpreted=INTERPRETED)
+    _moe_gemv_kernel[(triton.cdiv(y.shape[1], call.columns), ids.numel())](
+        *call.tensors, ids, *call.sizes, *call.strides, **call.constants, STAGES=tile.num_stages,
+        FAULT=tile.as_dict().get("planted", ""),
     )  # fmt: skip

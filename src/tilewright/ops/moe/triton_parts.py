@@ -1,4 +1,4 @@
-"""What the Triton kernels of moe share: a step's weights of one expert, and activations.
+"""What the Triton kernels of moe share: a step's weights of one expert, activations, arguments.
 
 The weight of an expert lies as `tilewright.layout.experts` says, which is as one matrix of
 `tilewright.layout.blocks` or of `tilewright.layout.triton` lies. `weight_tile` loads a step of it
@@ -15,7 +15,7 @@ rows of gate where ``r < H``, else of up, H = BLOCK_N / 2. One dot serves both.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,9 +26,11 @@ from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.blocks import GpuBlocks
 from tilewright.layout.experts import GpuExperts
 from tilewright.ops.mmq.triton_parts import codes_of, scales_of, weights_of
-from tilewright.ops.w4a16.triton_parts import bfloat16_bits, operand, to_float32
+from tilewright.ops.w4a16.triton_gemm import spans_wide
+from tilewright.ops.w4a16.triton_parts import operand, to_float32
+from tilewright.tiles.tile import Tile
 
-__all__ = ["ACTIVATIONS", "check_interpreted", "operands"]
+__all__ = ["ACTIVATIONS", "Call", "call_of", "check_interpreted", "operands"]
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 """What may stand between gate and up, by transformers' names, as the kernels call it."""
@@ -186,13 +188,58 @@ def activated(gate, up, ACT: tl.constexpr):
         return gate * tl.sigmoid(2 * u) * up
 
 
-@triton.jit
-def store(y_ptrs, v, mask, INTERPRET: tl.constexpr):
-    """float32 rounded once to the dtype of y."""
-    dtype: tl.constexpr = y_ptrs.dtype.element_ty
-    if INTERPRET and dtype == tl.bfloat16:
-        v = bfloat16_bits(v).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    tl.store(y_ptrs, v.to(dtype), mask=mask)
+class Call(NamedTuple):
+    """What kernels of every algorithm are given of a product, but where its slots lie.
+
+    Attributes:
+        columns: of y, that a program makes.
+        tensors: x, the weight's, y.
+        sizes: N, K, experts.
+        strides: of the same tensors.
+        constants: constexprs, warps and stages.
+    """
+
+    columns: int
+    tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[int, int, int]
+    strides: tuple[int, ...]
+    constants: dict[str, Any]
+
+
+def call_of(
+    x: torch.Tensor,
+    experts: GpuExperts | torch.Tensor,
+    y: torch.Tensor,
+    tile: Tile,
+    rows: int,
+    *,
+    share: int,
+    act: str,
+    interpreted: bool,
+) -> Call:
+    """The arguments of a launch that `triton_gemm` and `triton_gemv` have in common.
+
+    Args:
+        x, experts, y, tile, share, act: of the launcher.
+        rows: of the weight, that a program takes; of gate and up together, where act says so.
+        interpreted: what the kernel's module says: `INTERPRETED`.
+
+    Raises:
+        UnsupportedError: x is on the CPU and the kernel was not imported for the interpreter.
+    """
+    check_interpreted(x, interpreted)
+    n, k, fused = y.shape[1], x.shape[1], bool(act)
+    columns = rows // 2 if fused else rows
+    count = experts.shape[0] if isinstance(experts, torch.Tensor) else experts.E
+    tensors, strides, constants = operands(experts, tile.block_k)
+    constants |= {
+        "DIV": share, "FUSED": fused, "ACT": act, "BLOCK_N": rows, "BLOCK_K": tile.block_k,
+        "EVEN_K": k % tile.block_k == 0, "EVEN_N": n % columns == 0, "WIDE": spans_wide(x),
+        "INTERPRET": interpreted, "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+    }  # fmt: skip
+    return Call(
+        columns, (x, *tensors, y), (n, k, count), (*x.stride(), *strides, *y.stride()), constants
+    )
 
 
 def check_interpreted(x: torch.Tensor, interpreted: bool) -> None:

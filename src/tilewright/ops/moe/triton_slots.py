@@ -52,6 +52,7 @@ from tilewright.ops.mmq.gemv_weights import (
     packed_pair,
     weights_plain,
 )
+from tilewright.ops.mmq.triton_outputs import store
 from tilewright.ops.mmq.triton_parts import scales_of
 from tilewright.ops.moe.triton_parts import (
     activated,
@@ -59,7 +60,6 @@ from tilewright.ops.moe.triton_parts import (
     operands,
     rows_of,
     six_scales,
-    store,
 )
 from tilewright.ops.w4a16.triton_gemm import asm_of, spans_wide
 from tilewright.ops.w4a16.triton_parts import to_float32
