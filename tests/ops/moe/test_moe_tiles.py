@@ -11,6 +11,8 @@ import torch
 
 import triton_interpreter  # noqa: F401
 from tilewright.device import INTERPRETER
+from tilewright.formats.blocks import BLOCK_TYPES
+from tilewright.layout.blocks import BLOCK_FORMS
 from tilewright.layout.experts import pack_gpu_experts
 from tilewright.ops.catalog import spec_for
 from tilewright.ops.choose import running
@@ -22,6 +24,7 @@ from tilewright.tiles.tile import Problem, Tile
 
 TYPES = spec_for("moe", INTERPRETER).weight_types
 SORTED = Tile.of("triton", block_m=16, block_n=32, block_k=64, num_warps=4, num_stages=2, group_m=8)
+HOPPER = Tile.of("hopper", block_n=64, block_m=16, num_stages=3, programs=1)
 GEMV = Tile.of("gemv", block_n=32, block_k=64, num_warps=4, num_stages=1)
 X = torch.zeros(2, 256)
 RAW = np.zeros((3, 40, 144), np.uint8)
@@ -129,3 +132,19 @@ def test_rules_of_groups_and_of_few_slots():
     found = MOE_SPACE.broken_rule(GEMV, many)
     assert found is not None
     assert found.name == "few slots"
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMS)
+def test_the_space_knows_which_experts_lie_below_each_other(name):
+    """`hopper` refuses the others, so that the gate may not ask for them."""
+    block = BLOCK_TYPES[name].block_size
+    found = set()
+    for n, k in itertools.product((40, 63, 64, 65), (block, 7 * block, 8 * block)):
+        experts = pack_gpu_experts(
+            np.zeros((2, n, BLOCK_TYPES[name].row_bytes(k)), np.uint8), name, arch="sm_90"
+        )
+        problem = Case("moe", name, "float16", 64, n, k, experts=2, top_k=1).problem("sm_90")
+        serves = MOE_SPACE.broken_rule(HOPPER, problem) is None
+        assert serves == experts.is_stacked, (n, k)
+        found.add(serves)
+    assert True in found

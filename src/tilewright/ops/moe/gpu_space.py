@@ -30,6 +30,7 @@ __all__ = ["MOE_SPACE", "default_tile", "smem_bytes"]
 _GEMV_SLOTS = 65535
 _FEW = 16  # slots that are few for any number of experts
 _USUAL_EXPERTS = 128  # as `moe.spec` gives a problem of a table
+_APART = 16  # words: where `tilewright.layout.experts` begins an expert
 _HOPPER_BYTES = 227 * 1024  # of shared memory that one program may allot
 
 
@@ -121,6 +122,16 @@ def _on_hopper(tile: Tile, problem: Problem) -> bool:
     )  # fmt: skip
 
 
+def _without_gaps(tile: Tile, problem: Problem) -> bool:
+    form = BLOCK_FORMS.get(problem.weight_type)
+    if tile.algorithm != "hopper" or form is None:
+        return True
+    return all(
+        problem.N * (problem.K * bits // 32) % _APART == 0
+        for bits in (form.low.bits, form.high_bits)
+    )
+
+
 def _whole_groups(tile: Tile, problem: Problem) -> bool:
     group = problem.group
     if tile.algorithm in ("hopper", "slots"):
@@ -148,6 +159,12 @@ RULES = (
         "hopper is made of sm_90's instructions for float16 and bfloat16, and reads GGUF words by "
         "TMA, whose rows of a plane of one bit are 16 bytes from K = 128 on",
         _on_hopper,
+    ),
+    Rule(
+        "experts without gaps",
+        "hopper reads the words of all experts as one matrix: those of one expert are a multiple "
+        "of 64 bytes, at which the next begins",
+        _without_gaps,
     ),
     Rule(
         "eight columns",
