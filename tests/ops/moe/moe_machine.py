@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from by_path import module_once
 
@@ -151,3 +152,24 @@ def kernel() -> Any:
             Tensor(np.int32(i)) for i in range(*(int(base.unwrap(end)) for end in ends))
         )
         return found
+
+
+def routed(ids: torch.Tensor, experts: int, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted slots and the plan of ids [slots], as `triton_gather` draws them."""
+    known = torch.where((ids >= 0) & (ids < experts), ids, experts)
+    slots = torch.argsort(known, stable=True)
+    tiles: list[int] = []
+    for e in range(experts + 1):
+        rows = (known[slots] == e).nonzero()[:, 0].tolist()
+        for at in range(0, len(rows), block_m):
+            tiles += [e, rows[at], min(rows[at] + block_m, rows[-1] + 1)]
+    return slots.int(), torch.tensor([len(tiles) // 3, *tiles], dtype=torch.int32)
+
+
+def reordered(x: torch.Tensor) -> torch.Tensor:
+    """Rows as `triton_gather` writes them, from the table that `hopper_parts` documents."""
+    width = -(-x.shape[1] // 128) * 128
+    s, kh, lk, i = np.indices((8, 2, 4, 2)).reshape(4, -1)
+    columns = torch.from_numpy(32 * lk + 4 * s + 2 * kh + i)
+    every = torch.cat([128 * b + columns for b in range(width // 128)])
+    return torch.nn.functional.pad(x, (0, width - x.shape[1]))[:, every].contiguous()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from by_path import module_at
+from by_path import module_once
 from tilewright.formats.blocks import BLOCK_TYPES
 from tilewright.layout.experts import pack_gpu_experts
 from tilewright.ops.contract import Case
@@ -24,12 +24,12 @@ if importlib.util.find_spec("triton") is None:
 
 E, TOKENS, TOP_K = 4, 30, 2
 UNITS = 3  # multiprocessors
+machine: Any = module_once("moe_machine", Path(__file__).with_name("moe_machine.py"))
 
 
 @pytest.fixture(scope="module")
 def kernel() -> Any:
-    module: Any = module_at("moe_machine", Path(__file__).with_name("moe_machine.py"))
-    found = module.kernel()
+    found = machine.kernel()
     found.target_units = lambda device: UNITS
     return found
 
@@ -37,15 +37,6 @@ def kernel() -> Any:
 def hopper(block_n: int, block_m: int, num_stages: int, programs: int) -> Tile:
     return Tile.of("hopper", block_n=block_n, block_m=block_m, num_stages=num_stages,
                    programs=programs)  # fmt: skip
-
-
-def reordered(x: torch.Tensor) -> torch.Tensor:
-    """Rows as `triton_gather` writes them, from the table that `hopper_parts` documents."""
-    width = -(-x.shape[1] // 128) * 128
-    s, kh, lk, i = np.indices((8, 2, 4, 2)).reshape(4, -1)
-    columns = torch.from_numpy(32 * lk + 4 * s + 2 * kh + i)
-    every = torch.cat([128 * b + columns for b in range(width // 128)])
-    return torch.nn.functional.pad(x, (0, width - x.shape[1]))[:, every].contiguous()
 
 
 def product(
@@ -61,16 +52,10 @@ def product(
     x = torch.randn(TOKENS, k, generator=generator).to(dtype)
     ids = torch.randint(0, E - 1, (TOKENS * TOP_K,), generator=generator)  # the last one has none
     ids[3] = -1
-    known = torch.where(ids < 0, E, ids)
-    slots = torch.argsort(known, stable=True)
-    tiles: list[int] = []
-    for e in range(E + 1):
-        rows = (known[slots] == e).nonzero()[:, 0].tolist()
-        for at in range(0, len(rows), tile.block_m):
-            tiles += [e, rows[at], min(rows[at] + tile.block_m, rows[-1] + 1)]
-    plan = torch.tensor([len(tiles) // 3, *tiles], dtype=torch.int32)
+    slots, plan = machine.routed(ids, E, tile.block_m)
     y = torch.full((len(ids), n), 7.0).to(dtype)
-    kernel.launch_moe_hopper(reordered(x[slots // TOP_K]), experts, slots.int(), plan, y, tile)
+    rows = machine.reordered(x[slots // TOP_K])
+    kernel.launch_moe_hopper(rows, experts, slots, plan, y, tile)
 
     exact = []
     for raw in drawn:
@@ -138,7 +123,7 @@ def test_a_wrong_index_would_be_found(
     kernel: Any, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     if change == "column":
-        monkeypatch.setitem(globals(), "reordered", lambda x: x.contiguous())
+        monkeypatch.setattr(machine, "reordered", lambda x: x.contiguous())
     else:
         plain = kernel.numbers_of_steps.fn
         swapped = lambda *args: plain(*args)[::-1]  # noqa: E731

@@ -322,4 +322,5 @@ MOE_SPACE = TileSpace(
     extents=_extents,
     planted=PLANTED,
 )
-"""The tiles of all algorithms, for every GPU and the interpreter."""
+"""The tiles of all algorithms, for every GPU and the interpreter; `gpu_spec` adds on Hopper the
+planted tiles that run there alone."""

@@ -172,10 +172,14 @@ def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.
     return moe_gemm(inputs.x, inputs.weight.experts, inputs.weight.ids, tile=tile)
 
 
-def _space() -> TileSpace:
+def _space(arch: str) -> TileSpace:
     from tilewright.ops.moe.gpu_space import MOE_SPACE
 
-    return MOE_SPACE
+    if arch != "sm_90":
+        return MOE_SPACE
+    from tilewright.ops.moe.hopper_planted import PLANTED
+
+    return replace(MOE_SPACE, planted=(*MOE_SPACE.planted, *PLANTED))
 
 
 def _corruption(of_cpu: Corruption, repack: Any) -> Corruption:
@@ -224,7 +228,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
     def make_inputs(case: Case, seed: int) -> Inputs:
         return repack(CPU_SPEC.make_inputs(case, seed))
 
-    space = _space()
+    space = _space(arch)
     return replace(
         CPU_SPEC,
         cases=_cases(CPU_SPEC.weight_types, large=device != "cpu"),
@@ -235,7 +239,7 @@ def gpu_spec(arch: str | None = None, device: str = "cuda") -> OpSpec:
         corruptions={
             name: _corruption(corrupt, repack) for name, corrupt in CPU_SPEC.corruptions.items()
         },
-        space=_space,
+        space=lambda: space,
         sources=_SOURCES,
         arch=lambda: arch,
         uses=dict.fromkeys(space.fields, ("triton",)),

@@ -24,6 +24,8 @@ which `plan` holds no empty tile: pieces are as even as the routing is.
 Fields of a tile ("hopper"): block_n 64 (4 warps multiply) or 128 (8 warps) rows of the weight,
 block_m rows of x, num_stages steps of 128 columns in flight, programs on a multiprocessor: 1, or 2
 where registers suffice (`gpu_space`).
+FAULT plants one of the errors of `hopper_planted` for the gate to find. It is "" in every tile of
+the space, and the compiler then sees none of it.
 Limits: float16 and bfloat16; K a multiple of 128 for types with a plane of one bit.
 """
 
@@ -60,12 +62,15 @@ _BATCH = 2  # k16 steps that are dequantized, and multiplied, together
 
 
 @gluon.jit
-def _piece(plan_ptr, i, tiles_n, steps, experts):
+def _piece(plan_ptr, i, tiles_n, steps, experts, FAULT: gl.constexpr):
     """Piece of work i: expert, first slot, slots, column of tiles, and steps of K to sum."""
     t = i // tiles_n
     expert = gl.load(plan_ptr + 1 + 3 * t)
     first = gl.load(plan_ptr + 2 + 3 * t)
     last = gl.load(plan_ptr + 3 + 3 * t)
+    if FAULT == "hopper-expert-bounds":  # of tiles that hold whole experts
+        first += (t > 0).to(gl.int32)
+        last += (t + 1 < gl.load(plan_ptr)).to(gl.int32)
     return expert, first, last - first, i % tiles_n, gl.where(expert < experts, steps, 0)
 
 
@@ -76,7 +81,7 @@ def _producer(
     experts, LOW: gl.constexpr, HIGH: gl.constexpr, SCALING: gl.constexpr, MINIMUMS: gl.constexpr,
     BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr, SUB: gl.constexpr, MATH: gl.constexpr,
     MOST: gl.constexpr, BN: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
+    WARPS: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
     """x, words and numbers of every 128 columns, as buffers become free: one warp on each of a
     multiprocessor's schedulers, for making numbers takes half as many instructions as all else.
@@ -87,10 +92,14 @@ def _producer(
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for i in range(gl.program_id(0), gl.load(plan_ptr) * tiles_n, gl.num_programs(0)):
-        expert, first, _count, pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
+        expert, first, _count, pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts, FAULT)
         e = gl.where(here > 0, expert, 0)
         row = e * N + pid_n * BN
+        if FAULT == "hopper-expert-rows":
+            row = (e * tiles_n + pid_n) * BN
         n = gl.minimum(pid_n * BN + gl.arange(0, BN, ROWS), N - 1)
+        if FAULT == "hopper-scale-row":
+            n = gl.minimum(n + 1, N - 1)
         s_ptrs = s_ptr + e.to(gl.int64) * stride_se + n
         m_ptrs = m_ptr + e.to(gl.int64) * stride_me + n
         t_ptrs = t_ptr + e.to(gl.int64) * stride_te + n
@@ -103,6 +112,8 @@ def _producer(
                 s_ptrs, m_ptrs, t_ptrs, gl.minimum(k + 1, here - 1), subs, stride_sb, stride_mb,
                 stride_tb, SCALING, MINIMUMS, BYTES,
             )  # fmt: skip
+            if FAULT == "hopper-no-minimum":
+                fields = (fields[0], (gl.zeros_like(fields[1][0]),), fields[2])
             for half in gl.static_range(2):
                 mbarrier.wait(empty.index(stage), phase)
                 bar = full.index(stage)
@@ -119,7 +130,8 @@ def _producer(
                 store_numbers(ns.index(stage), numbers, SUBS)
                 mbarrier.arrive(bar, count=1)
                 stage, phase = next_buffer(stage, phase, STAGES)
-            fields = ahead
+            if FAULT != "hopper-stale-numbers":
+                fields = ahead
 
 
 @gluon.jit
@@ -128,6 +140,7 @@ def _consumer(
     LOW: gl.constexpr, HIGH: gl.constexpr, CODES: gl.constexpr, OFFSET: gl.constexpr,
     MATH: gl.constexpr, SUB: gl.constexpr, BN: gl.constexpr, BM: gl.constexpr,
     WARPS: gl.constexpr, STAGES: gl.constexpr, BATCH: gl.constexpr, DTYPE: gl.constexpr,
+    FAULT: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply, BATCH k16 steps at a time, one batch in flight while the next is
     dequantized. Phase n of empty[s] says that buffer s is free for its n-th use; a step frees the
@@ -141,7 +154,7 @@ def _consumer(
     phase = gl.to_tensor(0)
     before = gl.to_tensor(STAGES - 1)
     for i in range(gl.program_id(0), gl.load(plan_ptr) * tiles_n, gl.num_programs(0)):
-        expert, first, count, pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts)
+        expert, first, count, pid_n, here = _piece(plan_ptr, i, tiles_n, steps, experts, FAULT)
         # A product with an unknown expert has no steps: its sums are NaN from the start.
         acc = gl.zeros((BN, BM), gl.float32, ACC) + gl.where(expert < experts, 0.0, float("nan"))
         for _k in range(0, 2 * here):
@@ -168,7 +181,14 @@ def _consumer(
         offs_n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, ACC))
         offs_m = gl.arange(0, BM, gl.SliceLayout(0, ACC))
         slot = gl.load(slots_ptr + first + gl.minimum(offs_m, count - 1))
-        mask = (offs_n < N)[:, None] & (offs_m < count)[None, :]
+        rows_n = N
+        if FAULT == "hopper-past-the-end":
+            rows_n = N + 1
+        elif FAULT == "hopper-partial-columns":
+            rows_n = N // BN * BN
+        if FAULT == "hopper-missing-tail":
+            count = count // BM * BM
+        mask = (offs_n < rows_n)[:, None] & (offs_m < count)[None, :]
         rows = slot.to(gl.int64)[None, :] * stride_ym
         gl.store(y + rows + offs_n[:, None], acc.to(y.dtype.element_ty), mask=mask)
 
@@ -187,7 +207,7 @@ def _moe_hopper_kernel(
     SCALING: gl.constexpr, MINIMUMS: gl.constexpr, BYTES: gl.constexpr, SUB_OFFSET: gl.constexpr,
     SUB: gl.constexpr, MATH: gl.constexpr, COUNT: gl.constexpr, MOST: gl.constexpr,
     BN: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, BATCH: gl.constexpr,
-    P_WARPS: gl.constexpr, P_REGISTERS: gl.constexpr,
+    P_WARPS: gl.constexpr, P_REGISTERS: gl.constexpr, FAULT: gl.constexpr,
 ):  # fmt: skip
     """`subs` sub-blocks a row of the weight, `steps` of 256 columns."""
     DTYPE: gl.constexpr = x_desc.dtype
@@ -205,19 +225,21 @@ def _moe_hopper_kernel(
         mbarrier.init(full.index(i), count=2)  # what TMA brings, and the numbers
         mbarrier.init(empty.index(i), count=1)
     fence_async_shared()
+    if FAULT == "hopper-k-tail":
+        steps = subs * SUB // 256
     tiles_n = (N + BN - 1) // BN
     gl.warp_specialize(
         [
             (_consumer, (
                 y, slots_ptr, plan_ptr, xs, lows, highs, ns, full, empty, N, stride_ym, tiles_n,
                 steps, experts, LOW, HIGH, CODES, OFFSET, MATH, SUB, BN, BM, WARPS, STAGES, BATCH,
-                DTYPE,
+                DTYPE, FAULT,
             )),
             (_producer, (
                 x_desc, low_desc, high_desc, s_ptr, m_ptr, t_ptr, plan_ptr, stride_se, stride_sb,
                 stride_me, stride_mb, stride_te, stride_tb, xs, lows, highs, ns, full, empty, N,
                 subs, tiles_n, steps, experts, LOW, HIGH, SCALING, MINIMUMS, BYTES, SUB_OFFSET, SUB,
-                MATH, MOST, BN, BM, STAGES, P_WARPS,
+                MATH, MOST, BN, BM, STAGES, P_WARPS, FAULT,
             )),
         ],
         [P_WARPS],
@@ -266,6 +288,6 @@ def launch_moe_hopper(
         SCALING=form.scaling, MINIMUMS=minimums is not None, BYTES=form.sub_bytes,
         SUB_OFFSET=form.sub_offset, SUB=form.sub, MATH=math, COUNT=NUMBERS[math],
         MOST=most_of(form), BN=bn, BM=bm, STAGES=tile.num_stages, BATCH=_BATCH,
-        P_WARPS=_WARPS, P_REGISTERS=_REGISTERS,
+        P_WARPS=_WARPS, P_REGISTERS=_REGISTERS, FAULT=tile.as_dict().get("planted", ""),
         num_warps=warps, **more,
     )  # fmt: skip
