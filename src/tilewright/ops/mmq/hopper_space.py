@@ -124,8 +124,9 @@ _RULES = (
     ),
     Rule(
         "shares",
-        "K is cut in a number of shares, of 256 columns at least, only where whole tiles leave "
-        "multiprocessors without work; split_k=0 cuts the steps of all tiles evenly",
+        "K is cut in a number of shares, a program each, of a step of 256 columns at least, only "
+        "where whole tiles leave multiprocessors without work; split_k=0 cuts the steps of all "
+        "tiles evenly",
         _shares,
     ),
 )

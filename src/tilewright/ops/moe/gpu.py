@@ -2,10 +2,16 @@
 
 ::
 
-    ids --route--> slots by expert, tiles    (algorithm "triton"; "gemv" reads the ids as they are)
+    ids --route--> slots by expert, tiles                       "triton" reads rows of x in place
+    ids, x --scatter, or route and gather--> and rows of x by expert                     "hopper"
+                                                      "slots" and "gemv" read the ids as they are
+
      x --product with gate and up, act(gate) * up--> h [slots, I]     one launch for all experts
      h --product with down--> y [slots, H] float32                    one launch for all experts
                                  '--combine: weights[t, j] * y, j in order--> out [T, H]
+
+"hopper" writes gate and up to memory, float32, and a launch of its own makes h of them. Where they
+are two tensors each is a product, and torch makes h.
 
 Grids and allocations depend on shapes alone, so calls can be captured in a CUDA graph and replayed
 with other ids. Ids are not looked at on the host: one outside 0..E-1 makes its row NaN.

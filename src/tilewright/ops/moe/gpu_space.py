@@ -191,10 +191,11 @@ RULES = (
     ),
     Rule(
         "registers",
-        "what a thread holds of sums, of weights in the making and of x must fit its registers: 64 "
-        "numbers of each where weights have 16 bits, on RDNA 32 of x; 32, 16 and 16 in float32, on "
-        "RDNA 16 sums. In gemv 4 to 32 sums; in slots 64 rows of types of one plane of 4 bits, 32 "
-        "of others",
+        "what a thread holds of sums, of weights in the making and of x must fit its registers. In "
+        "triton 64 numbers of each where weights have 16 bits, on RDNA 32 of x; 32, 16 and 16 in "
+        "float32, on RDNA 16 sums. In gemv 4 to 64 weights; in slots 64 rows of types of one plane "
+        "of 4 bits, 32 of others; in hopper two programs have 64 rows of the weight each, or 128 "
+        "and at most 64 rows of x, fewer for types that take more to make",
         _fits_registers,
     ),
     Rule(
