@@ -66,7 +66,7 @@ class Planted:
 
     @property
     def honest(self) -> Tile:
-        """The tile of the space that it pretends to be."""
+        """The tile that it pretends to be, which may break a rule."""
         return Tile.from_mapping({k: v for k, v in self.tile if k != "planted"})
 
 

@@ -1,9 +1,9 @@
 """Proof that the gate works on this machine: wrong tiles fall, right ones pass.
 
-`prove` runs every planted tile of an op's space on its products, the right tile that each pretends
-to be on the same products, and the space's default tiles on one product of each weight type and
-path with one row of x and one with several. A planted tile that gets through, or a right one that
-does not, breaks the proof.
+`prove` runs every planted tile of an op's space on its products; the right tile that each pretends
+to be on the same products, where the rules allow it; and the space's default tiles on one product
+of each weight type and path with one row of x and one with several. A planted tile that gets
+through, or a right one that does not, breaks the proof.
 """
 
 from __future__ import annotations
@@ -192,9 +192,15 @@ def trials(spec: OpSpec, wanted: Callable[[Case], bool] = lambda case: True) -> 
     plans: list[Trial] = [
         (wrong, wrong.tile, case) for wrong in planted(spec) for case in wrong.cases if wanted(case)
     ]
-    right = {(wrong.honest, case): None for wrong, _, case in plans if wrong is not None}
+    honest = ((wrong.honest, case) for wrong, _, case in plans if wrong is not None)
+    right = {pair: None for pair in honest if _allowed(spec, *pair)}
     right |= {pair: None for pair in _defaults(spec) if wanted(pair[1])}
     return plans + [(None, tile, case) for tile, case in right]
+
+
+def _allowed(spec: OpSpec, tile: Tile, case: Case) -> bool:
+    """Some planted tiles do what a rule forbids; the tile that they pretend to be is none then."""
+    return spec.space is not None and spec.space().is_legal(tile, case.problem(spec_arch(spec)))
 
 
 def _defaults(spec: OpSpec) -> Iterator[tuple[Tile, Case]]:
