@@ -23,6 +23,7 @@ from tilewright.tiles.table import (
     shipped_folder,
 )
 from tilewright.tiles.tile import Problem, Tile
+from tilewright.tune.isolate import IsolatedGate
 from tilewright.tune.record import Record
 from tilewright.tune.refresh import new_header
 
@@ -130,6 +131,114 @@ def test_fix_verifies_stale_rows_and_drops_illegal_ones(table: Path) -> None:
     assert len(fixed.rows) == 1
     assert "verified anew" in fixed.header.notes[0]
     assert invoke("validate", "-t", "1").exit_code == 0
+
+
+OTHER = replace(PROBLEM, N=64)
+
+
+@pytest.fixture
+def shipped(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two stale rows in a table that comes with the package, and none of one's own."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    monkeypatch.setattr("tilewright.tiles.table.shipped_folder", lambda: folder)
+    path = table.rename(folder / table.name)
+    change(path, row(DOT), row(DOT, OTHER), kernel_hash="old")
+    return path
+
+
+def test_rows_of_a_table_that_ships_are_verified_into_ones_own(shipped: Path, table: Path) -> None:
+    before = shipped.read_bytes()
+    assert invoke("validate", "-t", "1").exit_code == 3
+    result = invoke("validate", "-t", "1", "--fix")
+    assert result.exit_code == 0, result.output
+    assert f"{table}: written, 2 rows in force" in result.stdout
+    assert shipped.read_bytes() == before
+    forget()
+    assert choose_tile(PROBLEM, SPECS["mmq"].space()).file == table  # type: ignore[misc]
+    again = invoke("validate", "-t", "1")
+    assert again.exit_code == 0, again.output
+    assert f"{table}: 2 of 2 rows in force" in again.stdout
+    assert f"{shipped}: 0 of 0 rows in force, 2 more served by another table" in again.stdout
+
+
+def test_ones_own_rows_stay_and_are_not_verified_again(shipped: Path, table: Path) -> None:
+    own = row(Tile.of("dot", unroll=8, threads=0))
+    save_table(table, TileTable(new_header([SPECS["mmq"]], ARCH), (own,)))
+    forget()
+    result = invoke("validate", str(shipped), "-t", "1", "--fix")
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 rows passed the gate" in result.stdout
+    rows = load_table(table).rows
+    assert {r.problem.N: r.tile for r in rows} == {32: own.tile, 64: DOT}
+
+
+def test_stale_rows_of_ones_own_table_are_not_taken_for_verified(
+    shipped: Path, table: Path
+) -> None:
+    save_table(table, TileTable(new_header([SPECS["mmq"]], ARCH), (row(DOT),)))
+    change(table, kernel_hash="older")
+    before = table.read_bytes()
+    result = invoke("validate", str(shipped), "-t", "1", "--fix")
+    assert result.exit_code == 1
+    assert f"{table} has 1 rows that are not in force" in result.stderr
+    assert f"run `tilewright tables validate --fix {table}` first" in result.stderr
+    assert table.read_bytes() == before
+    # Without a name both are verified, one's own first.
+    assert invoke("validate", "-t", "1", "--fix").exit_code == 0
+    assert len(load_table(table).rows) == 2
+
+
+def test_out_names_the_table_to_write(shipped: Path, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "mine.json"
+    result = invoke("validate", str(shipped), "-t", "1", "--fix", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert len(load_table(out).rows) == 2
+    assert not table.exists()
+    alone = invoke("validate", str(shipped), "-t", "1", "--out", str(out))
+    assert alone.exit_code == 2
+    assert "--out says where --fix writes; give both" in alone.output
+    several = invoke("validate", str(shipped), str(out), "--fix", "--out", str(table))
+    assert several.exit_code == 2
+    assert "--out takes one table, here are 2; name it" in several.output
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the second row is verified."""
+    real, calls = IsolatedGate.check, []
+
+    def check(self: IsolatedGate, *arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(IsolatedGate, "check", check)
+
+
+@pytest.mark.usefixtures("stopped")
+def test_ctrl_c_keeps_what_was_verified_and_the_rest_is_verified_next_time(
+    shipped: Path, table: Path
+) -> None:
+    result = invoke("validate", "-t", "1", "--fix")
+    assert result.exit_code == 130, result.output
+    assert f"{table}: written, 1 rows in force" in result.stdout
+    forget()
+    rest = invoke("validate", "-t", "1", "--fix")
+    assert rest.exit_code == 0, rest.output
+    assert "1 of 1 rows passed the gate" in rest.stdout
+    assert len(load_table(table).rows) == 2
+
+
+@pytest.mark.usefixtures("stopped")
+def test_ctrl_c_loses_no_row_of_a_table_that_is_written_in_place(table: Path) -> None:
+    change(table, row(DOT), row(DOT, OTHER), kernel_hash="old")
+    before = table.read_bytes()
+    result = invoke("validate", "-t", "1", "--fix")
+    assert result.exit_code == 130, result.output
+    assert "left as it was, for rows that were not reached would be lost" in result.stdout
+    assert table.read_bytes() == before
 
 
 GPU_ROWS = (

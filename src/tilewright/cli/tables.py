@@ -6,14 +6,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from tilewright.cli.common import epilog, set_threads, show, status, threads_option
-
-if TYPE_CHECKING:
-    from tilewright.tiles.table import TableRow, TileTable
+from tilewright.cli.common import epilog, set_threads, show, threads_option
 
 _TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -50,18 +46,22 @@ def show_command(files: Sequence[Path], arch: str | None, output: str, threads: 
     if files and arch is not None:
         raise click.UsageError("give tables or --arch, not both")
     set_threads(threads)
+    from tilewright.cli.validated import row_state
     from tilewright.report.tables import show_table
     from tilewright.tiles.table import load_table
 
     for path in _chosen(files, None if arch is None else [arch]):
         table = load_table(path)
-        show(show_table(str(path), table, [_state(table, row) for row in table.rows]), output)
+        show(show_table(str(path), table, [row_state(table, row) for row in table.rows]), output)
 
 
 @tables.command("validate")
 @click.argument("files", type=_TABLE, nargs=-1, metavar="[TABLE]...")
 @click.option("--fix", is_flag=True, help="Verify stale rows anew, drop those that are wrong.")
 @click.option("--all", "every", is_flag=True, help="Verify rows that are in force too.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path),
+              help="The table that --fix writes.  [default: the one it reads; for one that ships, "
+              "your own]")  # fmt: skip
 @click.option("--spec", help="Your own op, if the table is of one: file.py:NAME.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the operands.")
 @threads_option
@@ -69,6 +69,7 @@ def validate_command(
     files: Sequence[Path],
     fix: bool,
     every: bool,
+    out: Path | None,
     spec: str | None,
     seed: int,
     threads: int | None,
@@ -77,26 +78,23 @@ def validate_command(
 
     A row is in force while its table is for this arch and unit count and the kernels, the compiler
     and the op are those under which it passed the gate. --fix verifies the others in a process of
-    their own and writes the table; --all runs the gate on every row.
+    their own and writes the table; rows of a table that ships go to your own table of its chip.
+    --all runs the gate on every row. Ctrl-C ends either with what was verified by then.
 
     Exit codes: 0 every row is in force, 1 a table is damaged or of another machine, 3 a row is
     stale, illegal or wrong.
     """
-    used = set_threads(threads)
-    from tilewright.tiles.table import load_table, problem_text
+    from tilewright.cli.validated import Verifying, validate
 
-    faults = 0
-    for path in _chosen(files):
-        table = load_table(path)
-        states = {row.problem: _state(table, row, spec) for row in table.rows}
-        bad = {problem: state for problem, state in states.items() if state != _IN_FORCE}
-        if not (fix and bad) and not every:
-            for problem, state in bad.items():
-                click.echo(f"{path}: {problem_text(problem)}: {state}")
-            click.echo(f"{path}: {len(states) - len(bad)} of {len(states)} rows in force")
-            faults += len(bad)
-            continue
-        faults += _verify(path, table, fix=fix, every=every, spec=spec, seed=seed, threads=used)
+    if out is not None and not fix:
+        raise click.UsageError("--out says where --fix writes; give both")
+    how = Verifying(every, fix, out, spec, seed, set_threads(threads))
+    chosen = _chosen(files)
+    if out is not None and len(chosen) > 1:
+        raise click.UsageError(f"--out takes one table, here are {len(chosen)}; name it")
+    faults, interrupted = validate(chosen, how)
+    if interrupted and not faults:
+        sys.exit(130)
     if faults:
         sys.exit(3)
 
@@ -167,9 +165,6 @@ def export_command(t4: Path, log: Path | None, run: int | None) -> None:
     )
 
 
-_IN_FORCE = "in force"
-
-
 def _chosen(files: Sequence[Path], archs: Sequence[str] | None = None) -> Sequence[Path]:
     """The files that were named, else those that lookup considers for archs, or here."""
     from tilewright.errors import TilewrightError
@@ -194,84 +189,3 @@ def _log_in_use() -> Path:
     from tilewright.tune.tuner import log_path
 
     return log_path(user_table_path(cpu_device().arch))
-
-
-def _specs(arch: str, spec: str | None) -> dict[str, Any]:
-    """Ops by name: those that the catalog has for an arch, and one's own."""
-    from tilewright.ops.catalog import load_spec, specs_on
-
-    found = specs_on(arch)
-    if spec is not None:
-        own = load_spec(spec)
-        found[own.name] = own
-    return found
-
-
-def _state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
-    """Whether `lookup` would use a row on this machine, in words."""
-    from tilewright.errors import TileError
-    from tilewright.ops.catalog import SPECS
-    from tilewright.ops.choose import running, running_of
-    from tilewright.tiles.local import local_device
-    from tilewright.tiles.table import stale_reason
-
-    device = next((d for arch in table.header.valid_for if (d := local_device(arch))), None)
-    if device is None:
-        return f"for {', '.join(table.header.valid_for)}, which this machine has not"
-    if table.header.units not in (0, device.units):
-        return f"for {table.header.units} units, here are {device.units}"
-    arch, op = table.header.arch, row.problem.op
-    specs = _specs(arch, spec)
-    if op not in specs:
-        return f"there is no op {op}; name your own with --spec"
-    now = running(op, arch) if op in SPECS else running_of(specs[op])
-    stale = stale_reason(table.header, row, now)
-    if stale:
-        return f"stale: {stale}"
-    if specs[op].space is None:
-        return f"op {op} has no tile space"
-    try:
-        specs[op].space().check(row.tile, row.problem)
-    except TileError as error:
-        return f"illegal: {error}"
-    return _IN_FORCE
-
-
-def _verify(
-    path: Path,
-    table: TileTable,
-    *,
-    fix: bool,
-    every: bool,
-    spec: str | None,
-    seed: int,
-    threads: int,
-) -> int:
-    """Run the gate on rows; how many were wrong, and are dropped with `fix`."""
-    from tilewright.ops.catalog import SPECS
-    from tilewright.tiles.table import problem_text, save_table
-    from tilewright.tune.isolate import IsolatedGate, sources
-    from tilewright.tune.refresh import existing_table, new_header, refresh
-
-    specs = _specs(table.header.arch, spec)
-    ops = {row.problem.op: specs[row.problem.op] for row in table.rows if row.problem.op in specs}
-    header = new_header(ops.values(), table.header.arch)
-    existing_table(path, header)  # of this machine, or an error
-    own = {op: spec for op in specs if op not in SPECS and spec is not None}
-    with IsolatedGate(sources(own, arch=table.header.arch), seed=seed, threads=threads) as gate:
-
-        def verify(problem: Any, tile: Any) -> Any:
-            with status(f"verifying {problem_text(problem)}"):
-                gate.prepare(problem)
-                return gate.check(problem, tile)
-
-        done = refresh(table, header, specs, verify, every=every)
-    for problem, tile, reason in done.dropped:
-        what = "dropped" if fix else "wrong"
-        click.echo(f"{path}: {problem_text(problem)}: {what} {tile}: {reason}")
-    total = done.verified + len(done.dropped)
-    click.echo(f"{path}: {done.verified} of {total} rows passed the gate")
-    if fix:
-        save_table(path, done.table)
-        click.echo(f"{path}: written, {len(done.table.rows)} rows in force")
-    return len(done.dropped)

@@ -37,11 +37,13 @@ class Refreshed:
         table: under the running kernels.
         verified: rows that passed the gate again.
         dropped: rows that did not, or are no longer legal: problem, tile, reason.
+        unreached: rows that Ctrl-C left unverified; they are not in the table.
     """
 
     table: TileTable
     verified: int = 0
     dropped: tuple[tuple[Problem, Tile, str], ...] = ()
+    unreached: tuple[TableRow, ...] = ()
 
 
 def new_header(specs: Iterable[OpSpec], arch: str, *, notes: Iterable[str] = ()) -> TableHeader:
@@ -136,6 +138,7 @@ def refresh(
     verify: Verify,
     *,
     every: bool = False,
+    interruptible: bool = False,
 ) -> Refreshed:
     """The table under `header`, every stale row verified anew.
 
@@ -147,25 +150,32 @@ def refresh(
         specs: ops by name.
         verify: the gate.
         every: verify rows that are in force too.
+        interruptible: Ctrl-C ends it with what was verified by then.
     """
-    stale = stale_rows(table, specs)
-    asked = [row for row, _ in stale]
-    if every:
-        asked = list(table.rows)
-    dropped = []
-    for row in asked:
-        if row.problem.op not in specs:
-            dropped.append((row.problem, row.tile, f"there is no op {row.problem.op}"))
-            continue
-        outcome = verify(row.problem, row.tile)
-        if not outcome.passed:
-            dropped.append((row.problem, row.tile, f"{outcome.kind}: {outcome.reason}"))
-    for problem, _, _ in dropped:
+    stale = [row for row, _ in stale_rows(table, specs)]
+    asked = list(table.rows) if every else stale
+    dropped: list[tuple[Problem, Tile, str]] = []
+    verified = 0
+    try:
+        for row in asked:
+            if row.problem.op not in specs:
+                dropped.append((row.problem, row.tile, f"there is no op {row.problem.op}"))
+                continue
+            outcome = verify(row.problem, row.tile)
+            if outcome.passed:
+                verified += 1
+            else:
+                dropped.append((row.problem, row.tile, f"{outcome.kind}: {outcome.reason}"))
+    except KeyboardInterrupt:
+        if not interruptible:
+            raise
+    unreached = [row for row in asked[verified + len(dropped) :] if row in stale]
+    for problem in [*(problem for problem, _, _ in dropped), *(row.problem for row in unreached)]:
         table = table.without(problem)
     old = table.header
     notes = list(old.notes)
-    gone = {row_key(problem) for problem, _, _ in dropped}
-    renewed = sum(row_key(row.problem) not in gone for row, _ in stale)
+    left = {row_key(row.problem) for row in table.rows}
+    renewed = sum(row_key(row.problem) in left for row in stale)
     if renewed:
         notes.append(
             f"{header.date[:10]}: {renewed} rows verified anew; they were timed with kernels "
@@ -179,7 +189,7 @@ def refresh(
         op_versions=versions,
         notes=tuple(dict.fromkeys([*notes, *header.notes])),
     )
-    return Refreshed(replace(table, header=changed), len(asked) - len(dropped), tuple(dropped))
+    return Refreshed(replace(table, header=changed), verified, tuple(dropped), tuple(unreached))
 
 
 def _now() -> str:
