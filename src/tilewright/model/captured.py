@@ -11,9 +11,10 @@ Attention over fixed places sums in another order than over a cache that just fi
 step rounds differently. The first one after each capture is held to a step of the forward as it is:
 if they differ by more than roundings, no step is captured.
 
-Fixed places are attended to under a mask, for which torch takes cuDNN's kernel where there is one.
-Its sums of a single query are not the same bits twice (seen on an H200 with cuDNN 9.19), so a step
-takes torch's other kernels.
+Fixed places are attended to under a mask, keys and values repeated for every head, for which torch
+takes cuDNN's kernel where there is one. Its sums of a single query were not the same bits twice (on
+an H200 with cuDNN 9.19: from one state, the first value that differed was its result, and with it
+turned off all replays agreed), so a step takes torch's other kernels.
 """
 
 from __future__ import annotations
