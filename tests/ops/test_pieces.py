@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
 import pytest
+from threadpoolctl import ThreadpoolController
 
 from tilewright.ops import pieces
 from tilewright.ops.contract import Case
 from tilewright.ops.mmq.gpu_spec import gpu_spec as mmq_spec
 from tilewright.ops.mmq.reference import mmq_reference
-from tilewright.ops.pieces import in_pieces
+from tilewright.ops.pieces import in_pieces, oracle_pool
 from tilewright.ops.w4a16.gpu_spec import gpu_spec as w4a16_spec
 from tilewright.ops.w4a16.reference import w4a16_reference
 
@@ -81,7 +83,8 @@ def test_products_of_all_pieces_share_the_cores(monkeypatch: pytest.MonkeyPatch)
     """Eight pieces with all of BLAS's threads each took three times as long on 32 cores."""
     monkeypatch.setattr(pieces.os, "cpu_count", lambda: 6)
     before = [one.num_threads for one in pieces._libraries().lib_controllers]
-    assert before, "numpy has no BLAS that can be limited"
+    if not before:
+        pytest.skip("numpy has no BLAS that can be limited")
     seen = []
 
     def work(some: slice, rows: slice) -> np.ndarray:
@@ -97,3 +100,78 @@ def test_products_of_all_pieces_share_the_cores(monkeypatch: pytest.MonkeyPatch)
         in_pieces(1, 64, 64, work)
     assert {threads for each in seen for threads in each} == {1}
     assert [one.num_threads for one in pieces._libraries().lib_controllers] == before
+
+
+class PerThread:
+    """Stands for a BLAS whose limit is each thread's own, eight at first."""
+
+    prefix = "libfake"
+
+    def __init__(self) -> None:
+        self.lib_controllers = [self]
+        self._own = threading.local()
+
+    @property
+    def num_threads(self) -> int:
+        return getattr(self._own, "limit", 8)
+
+    def limit(self, limits: dict[str, int]) -> contextlib.ExitStack:
+        back, self._own.limit = self.num_threads, limits[self.prefix]
+        stack = contextlib.ExitStack()
+        stack.callback(setattr, self._own, "limit", back)
+        return stack
+
+
+def test_a_limit_of_each_thread_is_set_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenBLAS has where it is built with OpenMP."""
+    blas = PerThread()
+    monkeypatch.setattr(pieces, "_libraries", lambda: blas)
+    monkeypatch.setattr(pieces, "THREADS", 2)
+    monkeypatch.setattr(pieces.os, "cpu_count", lambda: 6)
+    with oracle_pool() as pool:
+        assert set(pool.map(lambda _: blas.num_threads, range(8))) == {3}
+    assert blas.num_threads == 8
+
+
+def test_without_a_blas_that_can_be_limited_pieces_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_libraries", lambda: ThreadpoolController().select(prefix="none"))
+    with oracle_pool() as pool:
+        assert list(pool.map(abs, [-1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize("first_leaves_first", [True, False])
+def test_oracles_of_two_threads_leave_blas_as_it_was(
+    first_leaves_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "THREADS", 2)
+    monkeypatch.setattr(pieces.os, "cpu_count", lambda: 6)
+    libraries = pieces._libraries()
+    if not libraries.lib_controllers:
+        pytest.skip("numpy has no BLAS that can be limited")
+    entered, leave, left = (threading.Event() for _ in range(3))
+
+    def other() -> None:
+        with oracle_pool() as pool:
+            entered.set()
+            assert leave.wait(60)
+            assert list(pool.map(abs, [-1])) == [1]
+        left.set()
+
+    def limits() -> set[int]:
+        return {one.num_threads for one in libraries.lib_controllers}
+
+    thread = threading.Thread(target=other)
+    with libraries.limit(limits=6):
+        with oracle_pool():
+            assert limits() == {3}
+            thread.start()
+            assert entered.wait(60)
+            if not first_leaves_first:
+                leave.set()
+                assert left.wait(60)
+                assert limits() == {3}
+        assert limits() == {6}
+        leave.set()
+        thread.join(60)
+        assert left.is_set()
+        assert limits() == {6}

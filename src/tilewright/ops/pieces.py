@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["THREADS", "in_pieces"]
+__all__ = ["THREADS", "in_pieces", "oracle_pool"]
 
 F64 = npt.NDArray[np.float64]
 
@@ -46,7 +47,7 @@ def in_pieces(m: int, n: int, k: int, work: Callable[[slice, slice], F64]) -> F6
     def piece(cut: slice) -> F64:
         return work(cut, slice(0, n)) if axis == 0 else work(slice(0, m), cut)
 
-    with _share_of_blas(), ThreadPoolExecutor(THREADS) as pool:
+    with oracle_pool() as pool:
         return np.concatenate(list(pool.map(piece, cuts)), axis=axis)
 
 
@@ -56,10 +57,27 @@ def _libraries() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def _share_of_blas() -> AbstractContextManager[object]:
-    """Within it a product takes one thread's share of the cores, or fewer if fewer were allowed."""
+_LIMITING = threading.Lock()
+
+
+@contextmanager
+def oracle_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for pieces of an oracle, whose products take one thread's share of the cores each, or
+    fewer if fewer were allowed.
+
+    Most BLAS have one limit for the process. Who finds another caller within leaves it to that one,
+    which sets back what it found; what is left to do then takes all cores for each product.
+    """
     share = max(1, (os.cpu_count() or 1) // THREADS)
     libraries = _libraries()
-    limits = {one.prefix: min(share, one.num_threads) for one in libraries.lib_controllers}
-    limit: AbstractContextManager[object] = libraries.limit(limits=limits)
-    return limit
+    first = _LIMITING.acquire(blocking=False)
+    try:
+        counts = {one.prefix: one.num_threads for one in libraries.lib_controllers}
+        limits = {name: min(share, count) for name, count in counts.items() if count}
+        # OpenBLAS with OpenMP has a limit for each thread instead.
+        limit = functools.partial(libraries.limit, limits=limits) if first else nullcontext
+        with limit(), ThreadPoolExecutor(THREADS, initializer=limit) as pool:
+            yield pool
+    finally:
+        if first:
+            _LIMITING.release()

@@ -10,6 +10,7 @@ import pytest
 import triton_interpreter  # noqa: F401
 from quick import one_in
 from tilewright.device import INTERPRETER
+from tilewright.ops import pieces
 from tilewright.ops.catalog import spec_for
 from tilewright.ops.check import check_output
 from tilewright.ops.contract import Case
@@ -65,3 +66,24 @@ def test_small_mixtures_are_judged_whole() -> None:
     ref = SPEC.reference(inputs)
     assert ref.shape == (3, 2, 528)
     assert SPEC.error_model(inputs, ref).columns is None
+
+
+def test_products_of_large_mixtures_share_the_cores(
+    judged: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of several experts run at once, each with as many of BLAS's threads as are its."""
+    libraries = pieces._libraries()
+    if not libraries.lib_controllers:
+        pytest.skip("numpy has no BLAS that can be limited")
+    monkeypatch.setattr(pieces, "THREADS", 2)
+    monkeypatch.setattr(pieces.os, "cpu_count", lambda: 6)
+    product, seen = gpu_spec.expert_product, set()
+
+    def watched(x: np.ndarray, weight: object) -> np.ndarray:
+        seen.update(one.num_threads for one in libraries.lib_controllers)
+        return product(x, weight)
+
+    monkeypatch.setattr(gpu_spec, "expert_product", watched)
+    with libraries.limit(limits=6):
+        SPEC.reference(SPEC.make_inputs(CASES[0], 0))
+    assert seen == {3}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from tilewright.ops.check import ErrorModel, product_sigma
 from tilewright.ops.contract import DTYPES, Case, Corruption, Inputs, OpSpec
 from tilewright.ops.mmq.reference import BlockSource
 from tilewright.ops.moe.reference import MoeSource, expert_product, expert_rows, expert_x
-from tilewright.ops.pieces import THREADS
+from tilewright.ops.pieces import oracle_pool
 from tilewright.ops.space import TileSpace
 from tilewright.ops.w4a16.gpu_spec import WEIGHT_UNITS, judged_columns, on_device, rows_of
 
@@ -146,8 +145,12 @@ def _of_each(inputs: Inputs, product: Callable[[F64, Any], F64]) -> F64:
         expert, tokens, choices = chosen
         whole[tokens, choices] = product(x[tokens], source.experts[expert])
 
-    with ThreadPoolExecutor(THREADS if columns is not None else 1) as pool:
-        list(pool.map(one, source.chosen()))
+    if columns is None:
+        for chosen in source.chosen():
+            one(chosen)
+    else:
+        with oracle_pool() as pool:
+            list(pool.map(one, source.chosen()))
     return whole
 
 
