@@ -169,6 +169,38 @@ def test_what_cannot_be_captured_goes_on_uncaptured(
     assert caplog.text.count("a token is launched operation by operation: ") == 1
 
 
+@pytest.mark.parametrize("steps", [0, 6], ids=["first", "growing"])
+def test_without_memory_for_fixed_places_it_goes_on_uncaptured(
+    steps: int,
+    models: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In the middle of copying into them, so that some layers have been filled."""
+    model = models["nemotron_h"]
+    decoder = graphed(model)
+    ids = random_ids(20)
+    right = all_logits(model, ids)[0]
+    decoder.prefill(ids[:, :10])
+    for at in range(10, 10 + steps):  # which fill the sixteen places
+        decoder.step(int(ids[0, at]))
+    assert decoder.captured is bool(steps)
+    copy = captured._copy
+
+    def short(held: Any, cache: Any, tokens: int) -> None:
+        copy(held, cache, tokens)
+        if type(cache).__name__ == "StaticCache":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(captured, "_copy", short)
+    for at in range(10 + steps, 20):
+        assert relative_error(decoder.step(int(ids[0, at])), right[at]) < LIMIT, at
+    assert not decoder.captured
+    assert decoder.why_eager == "a cache of fixed places does not fit the GPU's memory"
+    assert decoder._fixed is None
+    assert caplog.text.count("a token is launched operation by operation: ") == 1
+
+
 @pytest.mark.parametrize("token", [-1, 320])
 def test_ids_outside_the_vocabulary_are_refused(token: int, models: dict[str, Any]) -> None:
     decoder = CapturedDecoder(models["bamba"])
@@ -214,6 +246,14 @@ def test_which_models_are_served(models: dict[str, Any], monkeypatch: pytest.Mon
     assert why_not_captured(object()) == "object has no scans"
     plain = script("make_hybrid").plain_model("bamba")
     assert why_not_captured(plain) == "BambaForCausalLM has no scans"
+    with monkeypatch.context() as patch:  # which would attend to the places that are empty
+        patch.setattr(hybrid.config, "_attn_implementation_internal", "flash_attention_2")
+        assert why_not_captured(hybrid) == "its attention is 'flash_attention_2', not 'sdpa'"
+        patch.setattr(hybrid.config, "_attn_implementation_internal", "eager")
+        assert why_not_captured(hybrid) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(hybrid), "dtype", torch.float64)
+        assert why_not_captured(hybrid) == "its dtype is torch.float64"
 
     def refuse(model: Any, places: int) -> Any:
         raise KeyError("linear_attention")

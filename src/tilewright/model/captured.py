@@ -60,6 +60,11 @@ def _why_not_static(model: Any) -> str | None:
         return f"transformers makes no static cache for it ({type(error).__name__}: {error})"
     if any(getattr(layer, "is_sliding", False) for layer in layers):
         return "its attention has a window"
+    kind = getattr(model.config, "_attn_implementation", None) or "sdpa"
+    if kind not in ("sdpa", "eager"):  # flash attention has no mask: it sees the empty places
+        return f"its attention is {kind!r}, not 'sdpa'"
+    if model.dtype not in _MOST_APART:
+        return f"its dtype is {model.dtype}"
     return None
 
 
@@ -111,9 +116,8 @@ class CapturedDecoder(TransformersDecoder):
         if not 0 <= token_id < size:
             raise ValueError(f"token_id is {token_id}; the vocabulary is 0..{size - 1}")
         with launching_on(self._device):
-            if self.why_eager is not None or not self._fed:
+            if self.why_eager is not None or not self._fed or not self._entered():
                 return super().prefill(torch.tensor([[token_id]]))
-            self._enter()
             # Every step waits for the device at its end, so this memory is free again.
             self._host[0], self._host[1] = token_id, self._fed
             self._state.copy_(self._host, non_blocking=True)
@@ -159,10 +163,14 @@ class CapturedDecoder(TransformersDecoder):
                 self._cache, self._stepping = None, True
                 return logits
             self.why_eager = f"its captured step gives other logits, off by {apart:.2g}"
+        self._drop()
+        return right
+
+    def _drop(self) -> None:
+        """Go on uncaptured, and say why."""
         self._graph = self._fixed = None
         self._capacity = 0
         log.warning(f"a token is launched operation by operation: {self.why_eager}")
-        return right
 
     def _capture(self, before: Any) -> None:
         """Record a step. Its warm-ups move the static cache, which `before` sets back."""
@@ -170,16 +178,34 @@ class CapturedDecoder(TransformersDecoder):
             self._token, self._device, lambda: _copy(before, self._fixed, self._fed)
         )
 
+    def _entered(self) -> bool:
+        """Have what was fed in the static cache, with room for a token more; False, and what was
+        fed in a cache that grows, where memory does not suffice for that."""
+        try:
+            self._enter()
+            return True
+        except torch.OutOfMemoryError:
+            self.why_eager = "a cache of fixed places does not fit the GPU's memory"
+        # Here nothing that the exception held takes memory any more.
+        if self._stepping:
+            self._leave()
+        self._drop()
+        return False
+
     def _enter(self) -> None:
-        """Have what was fed in the static cache, with room for a token more."""
-        held = self._fixed if self._stepping else self._cache
-        if self._fed + 1 > self._capacity:
+        if self._fed + 1 <= self._capacity:
+            if not self._stepping:
+                _copy(self._cache, self._fixed, self._fed)
+        else:
             tokens = self._fed + 1 + self._fed // 4
-            self._capacity = -(-tokens // _PLACES) * _PLACES
+            capacity = -(-tokens // _PLACES) * _PLACES
             self._graph = None  # it reads and writes the old places
-            self._fixed = _static(self._model, self._capacity)
-        if held is not self._fixed:
-            _copy(held, self._fixed, self._fed)
+            held = self._fixed if self._stepping else self._cache
+            if not self._stepping:
+                self._fixed, self._capacity = None, 0
+            fixed = _static(self._model, capacity)
+            _copy(held, fixed, self._fed)
+            self._fixed, self._capacity = fixed, capacity
         self._cache, self._stepping = None, True
 
     def _leave(self) -> None:

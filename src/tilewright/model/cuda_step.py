@@ -34,16 +34,18 @@ def record(
     Raises:
         RuntimeError: something in the step cannot be captured, such as one that waits for the GPU.
     """
+    here = torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
+    side.wait_stream(here)
     with torch.cuda.stream(side):
         for _ in range(_WARM_UPS):
             step()
-    torch.cuda.current_stream(device).wait_stream(side)
+    here.wait_stream(side)
     restore()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # torch leaves its own stream the current one where a capture cannot be ended.
+    with torch.cuda.stream(here), torch.cuda.graph(graph):
         captured = step()
     return graph, captured
 
