@@ -19,8 +19,10 @@ from model.gguf_models import Tiny, write
 from tilewright import load
 from tilewright.errors import GateError, MeasureError, TileError
 from tilewright.model import worker_parts
-from tilewright.model.generate import decoder_for
-from tilewright.model.worker import serve
+from tilewright.model.captured import CapturedDecoder
+from tilewright.model.generate import TransformersDecoder, decoder_for
+from tilewright.model.graphs import GraphDecoder
+from tilewright.model.worker import ModelArm, serve
 from tilewright.ops.contract import Case
 from tilewright.tune.arms import Contest, Settings, run_contests
 from tilewright.tune.worker_contests import (
@@ -282,6 +284,30 @@ def test_a_library_tile_needs_the_plain_decoder(host: Host, tiny: Path) -> None:
     worker = Worker("eager", {**plain, "decoder": "transformers"}, host)
     assert worker.about["decoder"] == "TransformersDecoder"
     assert worker.launch("pp8")() > 0
+
+
+def arm_on_gpu(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> ModelArm:
+    """An arm whose model, on a GPU, is stepped by `decoder`."""
+    arm = object.__new__(ModelArm)
+    arm.model, arm._key = None, ("model", "float", "cuda")
+    monkeypatch.setattr("tilewright.model.generate.decoder_for", lambda model: decoder)
+    return arm
+
+
+@pytest.mark.parametrize("kind", [GraphDecoder, CapturedDecoder])
+def test_a_cuda_graph_holds_any_algorithm(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = object.__new__(kind)
+    arm = arm_on_gpu(decoder, monkeypatch)
+    for asked in ("auto", "captured"):
+        assert arm._make_decoder(asked, {"hopper", "slots"}) is decoder
+
+
+def test_a_model_without_graphs_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = object.__new__(TransformersDecoder)
+    arm = arm_on_gpu(decoder, monkeypatch)
+    assert arm._make_decoder("auto", {"hopper"}) is decoder
+    with pytest.raises(ValueError, match="this model has no captured programs"):
+        arm._make_decoder("captured", set())
 
 
 class Changing:

@@ -100,10 +100,10 @@ class ModelArm:
         if kind == "transformers":
             return TransformersDecoder(self.model)
         decoder = decoder_for(self.model)
-        if isinstance(decoder, TransformersDecoder):
-            if kind == "captured":
-                raise ValueError("decoder is 'captured', and this model has no captured programs")
-            return decoder
+        if type(decoder) is TransformersDecoder and kind == "captured":
+            raise ValueError("decoder is 'captured', and this model has no captured programs")
+        if isinstance(decoder, TransformersDecoder) or self._key[2] != "cpu":
+            return decoder  # a CUDA graph holds whatever was launched
         from tilewright.model import fuse
 
         libraries = sorted(pinned - set(getattr(fuse, "CAPTURED", pinned)))
