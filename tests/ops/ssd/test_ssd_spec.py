@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -246,3 +248,28 @@ def test_the_oracle_runs_in_one_thread_and_leaves_the_others(
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 1]
+
+
+def test_two_oracles_at_once_leave_new_threads_what_they_had() -> None:
+    """The second one begins with the one thread of the first, and ends behind it."""
+    within, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with spec_module._one_thread():
+            within.set()
+            assert leave.wait(60)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            with spec_module._one_thread():
+                second = pool.submit(other)
+                assert within.wait(60)
+            leave.set()
+            second.result(60)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result(60) == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -17,6 +17,7 @@ between NaN.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -241,15 +242,25 @@ def _matrix(y: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return torch.cat([y.reshape(-1, width).to(of_states.dtype), of_states])
 
 
+_ALONE = threading.Lock()
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A token's work on a few heads is less than what threads cost to wake, token by token."""
+    """A token's work on a few heads is less than what threads cost to wake, token by token.
+
+    What torch is told here, new threads begin with: only one caller at a time tells it anything.
+    """
+    if not _ALONE.acquire(blocking=False):
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        _ALONE.release()
 
 
 def _reference(inputs: Inputs) -> F64:
