@@ -282,3 +282,6 @@ def test_a_hybrid_on_a_gpu_says_how_it_is_stepped(
     decoder.step(1)
     assert said(decoder) == "a token is one CUDA graph"
     assert "launched operation by operation: " in said(forward)
+    monkeypatch.setattr(captured, "device_of", lambda model: torch.device("cuda", 0))
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    assert said(forward).endswith(": its attention is 'flash_attention_2', not 'sdpa'")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,3 +76,20 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(cuda: SimpleNamespace)
     with pytest.raises(RuntimeError, match="during capture"):
         record(lambda: torch.ones(1), torch.device("cuda", 0))
     assert cuda.current is here
+
+
+def test_two_threads_capture_one_after_the_other(cuda: SimpleNamespace) -> None:
+    within: list[int] = []
+    most: list[int] = []
+
+    def step() -> torch.Tensor:
+        within.append(1)
+        most.append(len(within))
+        time.sleep(0.01)
+        within.pop()
+        return torch.ones(1)
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(record, step, torch.device("cuda", 0)) for _ in range(2)]
+        assert all(job.result(60)[1] == 1 for job in jobs)
+    assert most == [1] * 6

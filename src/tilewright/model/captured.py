@@ -31,7 +31,7 @@ from tilewright.model.generate import TransformersDecoder
 from tilewright.model.placement import device_of
 from tilewright.model.ssm import SSMMixer
 
-__all__ = ["CapturedDecoder", "why_not_captured"]
+__all__ = ["CapturedDecoder", "has_scans", "why_not_captured"]
 
 log = logging.getLogger("tilewright")
 
@@ -50,9 +50,14 @@ def why_not_captured(model: Any) -> str | None:
     return _why_not_static(model)
 
 
-def _why_not_static(model: Any) -> str | None:
+def has_scans(model: Any) -> bool:
+    """Whether Tilewright's scans are among the model's modules: a hybrid, or a Mamba-2."""
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    if not any(isinstance(module, SSMMixer) for module in modules):
+    return any(isinstance(module, SSMMixer) for module in modules)
+
+
+def _why_not_static(model: Any) -> str | None:
+    if not has_scans(model):
         return f"{type(model).__name__} has no scans"
     try:
         layers = _static(model, _PLACES).layers

@@ -3,6 +3,7 @@ logits on the host."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,7 @@ import torch
 __all__ = ["on_host", "record", "step_memory"]
 
 _WARM_UPS = 2
+_CAPTURING = threading.Lock()  # torch captures one graph of a process at a time
 
 
 def step_memory(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +26,7 @@ def record(
     device: torch.device,
     restore: Callable[[], None] = lambda: None,
 ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A graph of `step`, and what its replays write.
+    """A graph of `step`, and what its replays write. One thread at a time records.
 
     Args:
         step: launches on the current stream; run twice before, on another one.
@@ -34,6 +36,13 @@ def record(
     Raises:
         RuntimeError: something in the step cannot be captured, such as one that waits for the GPU.
     """
+    with _CAPTURING:
+        return _record(step, device, restore)
+
+
+def _record(
+    step: Callable[[], torch.Tensor], device: torch.device, restore: Callable[[], None]
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
     here = torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)
     side.wait_stream(here)

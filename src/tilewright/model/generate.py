@@ -129,11 +129,12 @@ def how_stepped(model: Any, decoder: Decoder) -> str | None:
     the CPU. Ask after a step: until then nothing has been captured."""
     if device_of(model).type != "cuda":
         return None
-    from tilewright.model.captured import CapturedDecoder
+    from tilewright.model.captured import CapturedDecoder, has_scans, why_not_captured
     from tilewright.model.graphs import GraphDecoder, why_not_graphed
 
     if not isinstance(decoder, GraphDecoder | CapturedDecoder):
-        reason = why_not_graphed(model) or "the model brings its own decoder"
+        why_not = why_not_captured if has_scans(model) else why_not_graphed
+        reason = why_not(model) or "the model brings its own decoder"
     elif decoder.captured:
         return "a token is one CUDA graph"
     else:
