@@ -169,6 +169,53 @@ def test_what_cannot_be_captured_goes_on_uncaptured(
     assert caplog.text.count("a token is launched operation by operation: ") == 1
 
 
+@pytest.mark.parametrize("family", EVERY)
+def test_states_that_are_lost_on_the_way_to_fixed_places_are_noticed(
+    family: str, models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a version of transformers would lose them that keeps them elsewhere."""
+    model = models[family]
+    copy = captured._copy
+
+    def forgetful(held: Any, cache: Any, tokens: int) -> None:
+        copy(held, cache, tokens)
+        for layer in cache.layers:
+            for states in getattr(layer, "recurrent_states", {}).values():
+                states.zero_()
+
+    monkeypatch.setattr(captured, "_copy", forgetful)
+    decoder = graphed(model)
+    ids = random_ids(14)
+    right = all_logits(model, ids)[0]
+    decoder.prefill(ids[:, :10])
+    for at in range(10, 14):
+        assert relative_error(decoder.step(int(ids[0, at])), right[at]) < LIMIT, at
+    assert decoder.why_eager is not None
+    assert decoder.why_eager.startswith("its captured step gives other logits, off by ")
+
+
+def test_a_capture_that_is_interrupted_loses_nothing(models: dict[str, Any]) -> None:
+    """Its warm-ups have moved the states in the fixed places, and nothing has set them back."""
+    model = models["nemotron_h"]
+    decoder = graphed(model)
+    ids = random_ids(13)
+    right = all_logits(model, ids)[0]
+    decoder.prefill(ids[:, :10])
+    capture = decoder._capture
+
+    def interrupted(before: Any) -> None:
+        decoder._token()
+        raise KeyboardInterrupt
+
+    decoder._capture = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        decoder.step(int(ids[0, 10]))
+    decoder._capture = capture  # type: ignore[method-assign]
+    for at in range(10, 13):
+        assert relative_error(decoder.step(int(ids[0, at])), right[at]) < LIMIT, at
+    assert decoder.captured
+
+
 @pytest.mark.parametrize("steps", [0, 6], ids=["first", "growing"])
 def test_without_memory_for_fixed_places_it_goes_on_uncaptured(
     steps: int,

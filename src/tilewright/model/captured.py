@@ -8,8 +8,8 @@ what they leave is copied into transformers' static cache, where a step finds ke
 states at the same addresses every time, and back again before a further prompt.
 
 Attention over fixed places sums in another order than over a cache that just fits, so a captured
-step rounds differently. The first one after each capture is held to a step of the forward as it is:
-if they differ by more than roundings, no step is captured.
+step rounds differently. The first one after each capture is held to a step of the forward as it is,
+over the cache that the prompt left: if they differ by more than roundings, no step is captured.
 
 Fixed places are attended to under a mask, keys and values repeated for every head, for which torch
 takes cuDNN's kernel where there is one. Its sums of a single query were not the same bits twice (on
@@ -150,8 +150,11 @@ class CapturedDecoder(TransformersDecoder):
 
     def _first(self, token_id: int) -> torch.Tensor:
         """Capture the step and run it, held to the forward as it is, which says why not to."""
-        before = self._growing()
-        _copy(self._fixed, before, self._fed)
+        before = self._cache
+        if before is None:  # of a smaller static cache, whose first step was held to the forward
+            before = self._growing()
+            _copy(self._fixed, before, self._fed)
+        self._cache, self._stepping = before, False
         logits: torch.Tensor | None = None
         try:
             self._capture(before)
@@ -160,7 +163,6 @@ class CapturedDecoder(TransformersDecoder):
         except Exception as error:  # of transformers' code, or of what cannot be captured
             first = (str(error).splitlines() or [""])[0]
             self.why_eager = f"its step cannot be captured ({type(error).__name__}: {first})"
-        self._cache, self._stepping = before, False
         right = super().prefill(torch.tensor([[token_id]]))
         if logits is not None:
             apart = float((logits - right).norm() / right.norm())
@@ -211,7 +213,9 @@ class CapturedDecoder(TransformersDecoder):
             fixed = _static(self._model, capacity)
             _copy(held, fixed, self._fed)
             self._fixed, self._capacity = fixed, capacity
-        self._cache, self._stepping = None, True
+        self._stepping = True
+        if self._graph is not None or not self._graphed:
+            self._cache = None  # else the first step is held to what it gives
 
     def _leave(self) -> None:
         """Have what was fed in a cache that grows."""
