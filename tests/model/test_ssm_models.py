@@ -256,6 +256,20 @@ def test_mixers_that_no_kernel_serves_are_refused(hybrid: Any) -> None:
         inject_ssm(model)
 
 
+@pytest.mark.parametrize("version", ["5.0.0", "5.13.1"])
+def test_an_older_transformers_is_refused(
+    version: str, hybrid: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caches do not say whether they may have to go back, which a mixer asks."""
+    model = hybrid.plain_model("mamba2")
+    monkeypatch.setattr("transformers.__version__", version)
+    with pytest.raises(UnsupportedError, match=rf"transformers 5\.14 or later, and {version} is"):
+        inject_ssm(model)
+    for newer in ("5.14.0", "5.24.0.dev0", "6.0"):
+        monkeypatch.setattr("transformers.__version__", newer)
+        assert inject_ssm(hybrid.plain_model("mamba2")) == 2
+
+
 @pytest.mark.parametrize(
     ("family", "metadata", "error", "message"),
     [

@@ -37,6 +37,7 @@ _MIXERS = frozenset(
     }
 )
 _ACTIVATIONS = ("silu", "swish")
+_TRANSFORMERS = (5, 14)  # its caches number a layer's states, and say whether they may go back
 _STEP, _MOST = 8, 256
 _LONGEST = 530  # tokens of a case: the oracle goes through them one by one, in float64
 
@@ -253,12 +254,25 @@ def inject_ssm(model: nn.Module) -> int:
     there: A is computed from them once.
 
     Raises:
-        UnsupportedError: as `SSMMixer`.
+        UnsupportedError: as `SSMMixer`; transformers is older than 5.14.
     """
     found = [(path, module) for path, module in model.named_modules() if is_mixer(module)]
+    if found:
+        _check_transformers()
     for path, module in found:
         model.set_submodule(path, SSMMixer(module, model.config))
     return len(found)
+
+
+def _check_transformers() -> None:
+    import transformers
+
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < _TRANSFORMERS:
+        raise UnsupportedError(
+            f"a model with Mamba-2 layers needs transformers {'.'.join(map(str, _TRANSFORMERS))} "
+            f"or later, and {version} is installed: pip install -U transformers"
+        )
 
 
 def scan_cases(model: nn.Module, act_dtype: str, batches: Sequence[int]) -> tuple[Case, ...]:
