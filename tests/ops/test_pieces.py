@@ -116,10 +116,13 @@ class PerThread:
         return getattr(self._own, "limit", 8)
 
     def limit(self, limits: dict[str, int]) -> contextlib.ExitStack:
-        back, self._own.limit = self.num_threads, limits[self.prefix]
         stack = contextlib.ExitStack()
-        stack.callback(setattr, self._own, "limit", back)
+        stack.callback(self.set_num_threads, self.num_threads)
+        self.set_num_threads(limits[self.prefix])
         return stack
+
+    def set_num_threads(self, count: int) -> None:
+        self._own.limit = count
 
 
 def test_a_limit_of_each_thread_is_set_in_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -69,15 +69,25 @@ def oracle_pool() -> Iterator[ThreadPoolExecutor]:
     which sets back what it found; what is left to do then takes all cores for each product.
     """
     share = max(1, (os.cpu_count() or 1) // THREADS)
-    libraries = _libraries()
-    first = _LIMITING.acquire(blocking=False)
+    if not _LIMITING.acquire(blocking=False):
+        with ThreadPoolExecutor(THREADS) as pool:
+            yield pool
+        return
     try:
+        libraries = _libraries()
         counts = {one.prefix: one.num_threads for one in libraries.lib_controllers}
         limits = {name: min(share, count) for name, count in counts.items() if count}
-        # OpenBLAS with OpenMP has a limit for each thread instead.
-        limit = functools.partial(libraries.limit, limits=limits) if first else nullcontext
-        with limit(), ThreadPoolExecutor(THREADS, initializer=limit) as pool:
+
+        def limit_own() -> None:
+            # OpenBLAS with OpenMP has a limit for each thread; others are told what they know.
+            for one in libraries.lib_controllers:
+                if one.prefix in limits:
+                    one.set_num_threads(limits[one.prefix])
+
+        with (
+            libraries.limit(limits=limits),
+            ThreadPoolExecutor(THREADS, initializer=limit_own) as pool,
+        ):
             yield pool
     finally:
-        if first:
-            _LIMITING.release()
+        _LIMITING.release()
