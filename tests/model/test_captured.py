@@ -328,7 +328,8 @@ def test_a_hybrid_on_a_gpu_says_how_it_is_stepped(
     decoder.prefill(random_ids(5))
     decoder.step(1)
     assert said(decoder) == "a token is one CUDA graph"
-    assert "launched operation by operation: " in said(forward)
     monkeypatch.setattr(captured, "device_of", lambda model: torch.device("cuda", 0))
+    by_operation = "a token is launched operation by operation: "
+    assert said(forward) == by_operation + "transformers' own loop was asked for"
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
-    assert said(forward).endswith(": its attention is 'flash_attention_2', not 'sdpa'")
+    assert said(forward) == by_operation + "its attention is 'flash_attention_2', not 'sdpa'"

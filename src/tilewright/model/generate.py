@@ -134,7 +134,10 @@ def how_stepped(model: Any, decoder: Decoder) -> str | None:
 
     if not isinstance(decoder, GraphDecoder | CapturedDecoder):
         why_not = why_not_captured if has_scans(model) else why_not_graphed
-        reason = why_not(model) or "the model brings its own decoder"
+        own = "the model brings its own decoder"
+        if type(decoder) is TransformersDecoder:
+            own = "transformers' own loop was asked for"
+        reason = why_not(model) or own
     elif decoder.captured:
         return "a token is one CUDA graph"
     else:
