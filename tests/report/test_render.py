@@ -102,3 +102,83 @@ def test_every_form_renders_an_empty_table(form: str) -> None:
 )
 def test_binary_bytes(count: int, text: str) -> None:
     assert binary_bytes(count) == text
+
+
+def lines_of(table: Table, width: int | None) -> list[str]:
+    lines = to_terminal(table, width=width).splitlines()
+    assert width is None or max(map(len, lines)) <= width
+    return lines
+
+
+TILES = Table(
+    title="tiles",
+    columns=(
+        Column("problem", "problem"),
+        Column("tile", "tile"),
+        Column("us", "median us", right=True),
+        Column("state", "state"),
+        Column("note", "note"),
+    ),
+    rows=[
+        {
+            "problem": "mmq Q4_1 float16 M=512 N=576 K=1536",
+            "tile": "hopper(block_m=128, block_n=128, group_m=4, num_stages=4, w_stages=4)",
+            "us": 16.584,
+            "state": "in force",
+            "note": "-",
+        }
+    ],
+)
+
+
+def test_without_a_width_nothing_is_broken_however_long_it_is() -> None:
+    long = Table("", (Column("a", "a"), Column("b", "b")), [{"a": "x" * 300, "b": "y z " * 90}])
+    assert lines_of(long, None)[2].count("x") == 300
+    assert len(lines_of(long, None)) == 3
+
+
+def test_columns_that_nearly_fit_are_broken_between_words() -> None:
+    lines = lines_of(TILES, 110)
+    assert lines[1].split(" | ")[0].rstrip() == "problem"
+    assert "16.584" in lines[3]
+    assert len(lines) == 5
+    words = " ".join(lines).split()
+    assert all(word in words for word in ("num_stages=4,", "M=512", "force"))
+
+
+def test_a_table_that_would_be_torn_to_shreds_is_written_row_by_row() -> None:
+    assert lines_of(TILES, 60) == [
+        "tiles",
+        "mmq Q4_1 float16 M=512 N=576 K=1536",
+        "  tile: hopper(block_m=128, block_n=128, group_m=4,",
+        "    num_stages=4, w_stages=4) | median us: 16.584",
+        "  state: in force",
+    ]
+
+
+def test_columns_of_figures_are_written_in_parts() -> None:
+    columns = [
+        Column("figure", "figure"),
+        *(Column(f"k{i}", f"kernel {i}", True) for i in range(5)),
+    ]
+    row = {"figure": "VGPRs", **{f"k{i}": 100 + i for i in range(5)}}
+    assert lines_of(Table("isa", columns, [row]), 32) == [
+        "isa",
+        "figure | kernel 0 | kernel 1",
+        "-------+----------+---------",
+        "VGPRs  |      100 |      101",
+        "",
+        "figure | kernel 2 | kernel 3",
+        "-------+----------+---------",
+        "VGPRs  |      102 |      103",
+        "",
+        "figure | kernel 4",
+        "-------+---------",
+        "VGPRs  |      104",
+    ]
+
+
+def test_no_rows_leave_the_notes_alone() -> None:
+    assert to_terminal(Table("", (Column("a", "a"),), [], notes=("nothing changed",))) == (
+        "nothing changed\n"
+    )

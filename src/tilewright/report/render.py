@@ -8,50 +8,9 @@ import json
 from typing import Any
 
 from tilewright.report.table import Table
+from tilewright.report.terminal import to_terminal
 
 __all__ = ["FORMATS", "render", "to_csv", "to_json", "to_jsonl", "to_markdown", "to_terminal"]
-
-
-def to_terminal(table: Table, *, width: int | None = None, color: bool = False) -> str:
-    """Columns aligned for a terminal, without a border; the notes below.
-
-    Args:
-        width: columns of the terminal; None lets the table be as wide as it is.
-        color: use bold and dim escapes.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    grid = RichTable(
-        box=box.SIMPLE_HEAD if color else box.ASCII2,
-        header_style="bold" if color else "",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1),
-    )
-    for column in table.shown():
-        grid.add_column(
-            Text(column.header), justify="right" if column.right else "left", overflow="fold"
-        )
-    for cells in table.texts():
-        grid.add_row(*(Text(cell) for cell in cells))
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=width or 240,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        highlight=False,
-        legacy_windows=False,
-    )
-    if table.title:
-        console.print(Text(table.title, style="bold" if color else ""), soft_wrap=True)
-    console.print(grid)
-    for note in table.notes:
-        console.print(Text(note, style="dim" if color else ""), soft_wrap=True)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def to_markdown(table: Table) -> str:
