@@ -23,7 +23,7 @@ from tilewright.errors import (
 )
 
 VERBS = [
-    "run", "bench", "verify", "tune", "tables", "compare", "ladder", "profile", "info",
+    "run", "bench", "verify", "tune", "tables", "compare", "ladder", "profile", "isa", "info",
     "perplexity", "demo-model",
 ]  # fmt: skip
 
@@ -54,6 +54,28 @@ def test_every_verb_has_help_with_examples(verb: str) -> None:
     assert "Examples:\n" in result.output
     assert f"\n    tilewright {verb}" in result.output
     assert result.output.count("--debug") == 1
+
+
+def test_the_list_of_verbs_cuts_no_line_short() -> None:
+    for group in ([], ["tables"]):
+        result = CliRunner().invoke(cli, [*group, "--help"], terminal_width=80)
+        listed = result.output.partition("Commands:")[2].partition("\n\n")[0]
+        assert listed
+        assert "..." not in listed
+
+
+@pytest.mark.parametrize("verb", ["show", "validate", "diff", "join", "export"])
+def test_what_a_bug_asks_for_works_on_verbs_of_tables_too(verb: str) -> None:
+    result = CliRunner().invoke(cli, ["tables", verb, "--help"])
+    assert result.output.count("--debug") == 1
+
+
+@pytest.mark.parametrize("verb", ["run", "bench", "verify", "tune", "compare", "ladder", "profile"])
+@pytest.mark.parametrize("seed", ["-1", str(1 << 63), "1.5"])
+def test_a_seed_that_no_generator_takes_is_a_usage_error(verb: str, seed: str) -> None:
+    result = CliRunner().invoke(cli, [verb, "--seed", seed])
+    assert result.exit_code == 2
+    assert f"got '{seed}'; give a whole number from 0 to 2^63 - 1" in result.output
 
 
 def test_version() -> None:

@@ -32,7 +32,7 @@ class Stage:
 
         monkeypatch.setattr("tilewright.cli.run.load_model", load)
 
-    def run(self, *arguments: str, stdin: str | None = None) -> Result:
+    def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
         return CliRunner().invoke(cli, ["run", str(self.path), *arguments], input=stdin)
 
     @property
@@ -147,10 +147,21 @@ def test_ctrl_c_before_the_first_token_aborts(stage: Stage) -> None:
     [
         ([], "  \n", "standard input is empty"),
         (["hi", "--system", "x", "--no-chat-template"], None, "--system needs a chat template"),
+        (["ab\udcff"], None, "PROMPT is not UTF-8 at character 2; convert it first"),
+        ([], b"ab\xff", "PROMPT: standard input is not UTF-8 at byte 2; convert it first"),
+        (["hi", "--system", "\udcff"], None, "--system is not UTF-8 at character 0"),
     ],
-    ids=["empty-stdin", "system-without-template"],
+    ids=[
+        "empty-stdin",
+        "system-without-template",
+        "prompt-no-utf8",
+        "stdin-no-utf8",
+        "system-no-utf8",
+    ],
 )
-def test_usage_errors(stage: Stage, arguments: list[str], stdin: str | None, message: str) -> None:
+def test_usage_errors(
+    stage: Stage, arguments: list[str], stdin: str | bytes | None, message: str
+) -> None:
     result = stage.run(*arguments, stdin=stdin)
     assert result.exit_code == 2
     assert message in result.stderr

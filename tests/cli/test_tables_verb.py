@@ -78,6 +78,7 @@ def test_show_of_another_arch_shows_the_tables_that_ship() -> None:
     none = invoke("show", "--arch", "sm_1", "-t", "1")
     assert none.exit_code == 1
     assert "there is no tile table for sm_1" in none.output
+    assert "those of the package are for gfx11, " in none.output
     both = invoke("show", str(shipped_folder() / "sm_90.json"), "--arch", "sm_90")
     assert both.exit_code == 2
     assert "give tables or --arch, not both" in both.output
@@ -94,10 +95,9 @@ def test_show_as_json_holds_the_rows(table: Path) -> None:
     ("header", "state"),
     [
         ({"kernel_hash": "old"}, "stale: its kernels have changed"),
-        ({"units": 64}, "for 64 units, here are 1"),
         ({"op_versions": {"mmq": 99}}, "stale: op mmq is version 1, the row is of 99"),
     ],
-    ids=["kernels", "units", "op"],
+    ids=["kernels", "op"],
 )
 def test_validate_reports_rows_that_are_not_in_force(
     table: Path, header: dict[str, object], state: str
@@ -109,6 +109,30 @@ def test_validate_reports_rows_that_are_not_in_force(
     assert state in result.stdout
     assert "0 of 1 rows in force" in result.stdout
     assert table.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "state"),
+    [
+        ('"units": 1', '"units": 64', "for 64 units, here are 1"),
+        (ARCH, "sm_1", "for sm_1, which this machine has not"),
+    ],
+    ids=["units", "arch"],
+)
+@pytest.mark.parametrize("fix", [(), ("--fix",)], ids=["", "fix"])
+def test_validate_of_a_table_of_another_machine_is_one_error(
+    table: Path, tmp_path: Path, mine: str, theirs: str, state: str, fix: tuple[str, ...]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(table.read_text().replace(mine, theirs))
+    before = other.read_bytes()
+    result = invoke("validate", str(other), str(table), "-t", "1", *fix)
+    assert result.exit_code == 1, result.output
+    assert result.stderr == (
+        f"error: {other}: the table is {state}; validate it on its own machine\n"
+    )
+    assert result.stdout.splitlines() == [f"{table}: 1 of 1 rows in force"]
+    assert other.read_bytes() == before
 
 
 def test_validate_passes_a_table_in_force(table: Path) -> None:

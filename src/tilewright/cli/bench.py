@@ -21,6 +21,7 @@ from tilewright.cli.common import (
     terminal_look,
     threads_option,
 )
+from tilewright.cli.params import SeedParam
 
 _PROMPTS = {"cpu": (512,), "cuda": (4096, 16384)}
 
@@ -107,7 +108,9 @@ class _Pair(_Counts):
     is_flag=True,
     help="On a GPU: leave out the kernel time by op of the first prompt test.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of ids and order.")
+@click.option(
+    "--seed", type=SeedParam(), default=0, show_default=True, help="Seed of ids and order."
+)
 @click.option(
     "-o",
     "--output",

@@ -21,6 +21,7 @@ from tilewright.cli.common import (
     terminal_look,
     threads_option,
 )
+from tilewright.cli.params import SeedParam
 
 if TYPE_CHECKING:
     from tilewright.tune.ladder_file import Ladder
@@ -50,7 +51,9 @@ if TYPE_CHECKING:
 @click.option("--alpha", type=float, default=0.05, show_default=True, help="Significance.")
 @click.option("--delta", type=float, default=0.005, show_default=True,
               help="Relative difference below which arms count as the same.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Of operands and order.")
+@click.option(
+    "--seed", type=SeedParam(), default=0, show_default=True, help="Of operands and order."
+)
 @click.option("-o", "--output", type=click.Choice(["terminal", "md", "json"]),
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),

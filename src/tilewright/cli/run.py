@@ -20,6 +20,7 @@ from tilewright.cli.common import (
     set_threads,
     threads_option,
 )
+from tilewright.cli.params import SeedParam
 
 if TYPE_CHECKING:
     from tilewright.model.generate import Generation
@@ -57,7 +58,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Sample from this many most likely tokens; 0 is no limit.",
 )
-@click.option("--seed", type=int, help="Seed of the sampling.  [default: a new one, printed]")
+@click.option(
+    "--seed", type=SeedParam(), help="Seed of the sampling.  [default: a new one, printed]"
+)
 @click.option(
     "-n",
     "--max-tokens",
@@ -92,6 +95,8 @@ def run(
     standard output; speeds go to standard error. Ctrl-C ends the answer and keeps what is there.
     """
     text = _prompt(prompt)
+    for name, words in (("PROMPT", text), ("--system", system or "")):
+        _check_utf8(name, words)
     set_threads(threads)
     from tilewright.model.generate import chat_ids, generate
 
@@ -127,10 +132,25 @@ def _prompt(argument: str | None) -> str:
         return argument
     if argument is None and sys.stdin.isatty():
         raise click.UsageError("PROMPT is missing; give it as an argument or on standard input")
-    text = sys.stdin.read().strip()
+    try:
+        text = sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"PROMPT: standard input is not UTF-8 at byte {error.start}; convert it first"
+        ) from error
     if not text:
         raise click.UsageError("PROMPT: standard input is empty; write the prompt there")
     return text
+
+
+def _check_utf8(name: str, text: str) -> None:
+    """Bytes that are no UTF-8 come from the command line, and often from stdin, as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError(
+            f"{name} is not UTF-8 at character {error.start}; convert it first"
+        ) from error
 
 
 class _Interrupts:

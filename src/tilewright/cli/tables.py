@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tilewright.cli.common import epilog, set_threads, show, threads_option
+from tilewright.cli.params import SeedParam
 
 _TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -29,7 +30,7 @@ def tables() -> None:
     """Show, verify, compare, join and export the tables that ops take their tiles from."""
 
 
-@tables.command("show")
+@tables.command("show", short_help="Rows, and whether each is in force.")
 @click.argument("files", type=_TABLE, nargs=-1, metavar="[TABLE]...")
 @click.option("--arch", help="The tables of another arch, such as sm_90.")
 @click.option(
@@ -55,7 +56,7 @@ def show_command(files: Sequence[Path], arch: str | None, output: str, threads: 
         show(show_table(str(path), table, [row_state(table, row) for row in table.rows]), output)
 
 
-@tables.command("validate")
+@tables.command("validate", short_help="Check that every row is legal and verified.")
 @click.argument("files", type=_TABLE, nargs=-1, metavar="[TABLE]...")
 @click.option("--fix", is_flag=True, help="Verify stale rows anew, drop those that are wrong.")
 @click.option("--all", "every", is_flag=True, help="Verify rows that are in force too.")
@@ -63,7 +64,7 @@ def show_command(files: Sequence[Path], arch: str | None, output: str, threads: 
               help="The table that --fix writes.  [default: the one it reads; for one that ships, "
               "your own]")  # fmt: skip
 @click.option("--spec", help="Your own op, if the table is of one: file.py:NAME.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the operands.")
+@click.option("--seed", type=SeedParam(), default=0, show_default=True, help="Of the operands.")
 @threads_option
 def validate_command(
     files: Sequence[Path],
@@ -92,14 +93,16 @@ def validate_command(
     chosen = _chosen(files)
     if out is not None and len(chosen) > 1:
         raise click.UsageError(f"--out takes one table, here are {len(chosen)}; name it")
-    faults, interrupted = validate(chosen, how)
-    if interrupted and not faults:
-        sys.exit(130)
+    faults, elsewhere, interrupted = validate(chosen, how)
+    if elsewhere:
+        sys.exit(1)
     if faults:
         sys.exit(3)
+    if interrupted:
+        sys.exit(130)
 
 
-@tables.command("diff")
+@tables.command("diff", short_help="What changes from table A to table B.")
 @click.argument("a", type=_TABLE)
 @click.argument("b", type=_TABLE)
 @click.option(
@@ -118,7 +121,7 @@ def diff_command(a: Path, b: Path, output: str) -> None:
     show(diff_tables(load_table(a), load_table(b)), output)
 
 
-@tables.command("join")
+@tables.command("join", short_help="Write the rows of several tables into one.")
 @click.argument("files", type=_TABLE, nargs=-1, required=True, metavar="TABLE...")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True,
               help="The table to write; an older one is replaced.")  # fmt: skip
@@ -133,10 +136,11 @@ def join_command(files: Sequence[Path], out: Path) -> None:
 
     joined = join_tables({str(path): load_table(path) for path in files})
     save_table(out, joined)
-    click.echo(f"{out}: {len(joined.rows)} rows of {len(files)} tables")
+    tables = "1 table" if len(files) == 1 else f"{len(files)} tables"
+    click.echo(f"{out}: {len(joined.rows)} rows of {tables}")
 
 
-@tables.command("export")
+@tables.command("export", short_help="Write all that was tried to a T4 file.")
 @click.option("--t4", type=click.Path(dir_okay=False, path_type=Path), required=True,
               help="File to write: T4, the exchange format of auto-tuners.")  # fmt: skip
 @click.option("--log", type=_TABLE, help="Log of tuning.  [default: of the table in use here]")
@@ -169,16 +173,17 @@ def _chosen(files: Sequence[Path], archs: Sequence[str] | None = None) -> Sequen
     """The files that were named, else those that lookup considers for archs, or here."""
     from tilewright.errors import TilewrightError
     from tilewright.tiles.local import local_archs
-    from tilewright.tiles.table import table_files, user_folder
+    from tilewright.tiles.table import shipped_folder, table_files, user_folder
 
     if files:
         return files
     archs = local_archs() if archs is None else archs
     found = list(dict.fromkeys(file for arch in archs for file in table_files(arch)))
     if not found:
+        shipped = ", ".join(sorted(file.stem for file in shipped_folder().glob("*.json")))
         raise TilewrightError(
             f"there is no tile table for {' or '.join(archs)}: neither in {user_folder()} nor with "
-            "the package; `tilewright tune` makes one"
+            f"the package; `tilewright tune` makes one, and those of the package are for {shipped}"
         )
     return found
 

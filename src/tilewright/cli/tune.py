@@ -24,7 +24,7 @@ from tilewright.cli.common import (
     show,
     threads_option,
 )
-from tilewright.cli.params import BatchesParam, ShapeParam
+from tilewright.cli.params import BatchesParam, SeedParam, ShapeParam
 
 if TYPE_CHECKING:
     from tilewright.ops.contract import OpSpec
@@ -93,7 +93,9 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
 )
 @click.option("--blocks", type=click.IntRange(min=6), default=20, show_default=True,
               help="Paired blocks of the finals.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Of operands and search.")
+@click.option(
+    "--seed", type=SeedParam(), default=0, show_default=True, help="Of operands and search."
+)
 @click.option("--resume", is_flag=True, help="Continue the last run that was made like this one.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path),
               help="Log of everything tried.  [default: beside the table]")  # fmt: skip

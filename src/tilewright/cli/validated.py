@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tilewright.cli.common import progress_bar
+from tilewright.cli.common import note, progress_bar
 
 if TYPE_CHECKING:
     from tilewright.ops.contract import OpSpec
@@ -45,21 +45,27 @@ class Verifying:
     threads: int
 
 
-def validate(paths: Sequence[Path], how: Verifying) -> tuple[int, bool]:
+def validate(paths: Sequence[Path], how: Verifying) -> tuple[int, bool, bool]:
     """Report on tables in the order in which lookup reads them, and verify rows if asked to.
 
     Returns:
-        How many rows are not in force, or wrong; and whether Ctrl-C ended it.
+        How many rows are not in force, or wrong; whether a table is left out, for it is of another
+        machine or rows to verify are of an op that is not here; and whether Ctrl-C ended it.
 
     Raises:
-        TileError: a table is damaged, or rows are to be verified that are of another machine.
+        TileError: a table is damaged, or rows of it cannot join those of one's own.
     """
     from tilewright.tiles.table import load_table, problem_text, row_key
 
-    faults = 0
+    faults, elsewhere = 0, False
     serving: dict[tuple[Any, ...], Path] = {}
     for path in paths:
         table = load_table(path)
+        why = _left_out(table, how)
+        if why:
+            note(f"error: {path}: {why}")
+            elsewhere = True
+            continue
         states = {row.problem: row_state(table, row, how.spec) for row in table.rows}
         served = 0
         for problem, state in list(states.items()):
@@ -75,14 +81,14 @@ def validate(paths: Sequence[Path], how: Verifying) -> tuple[int, bool]:
             wrong, interrupted = _verify(path, replace(table, rows=rows), how)
             faults += wrong
             if interrupted:
-                return faults, True
+                return faults, elsewhere, True
             continue
         for problem, state in bad.items():
             click.echo(f"{path}: {problem_text(problem)}: {state}")
         others = f", {served} more served by another table" if served else ""
         click.echo(f"{path}: {len(states) - len(bad)} of {len(states)} rows in force{others}")
         faults += len(bad)
-    return faults, False
+    return faults, elsewhere, False
 
 
 def row_state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
@@ -90,14 +96,11 @@ def row_state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
     from tilewright.errors import TileError
     from tilewright.ops.catalog import SPECS
     from tilewright.ops.choose import running, running_of
-    from tilewright.tiles.local import local_device
     from tilewright.tiles.table import stale_reason
 
-    device = next((d for arch in table.header.valid_for if (d := local_device(arch))), None)
-    if device is None:
-        return f"for {', '.join(table.header.valid_for)}, which this machine has not"
-    if table.header.units not in (0, device.units):
-        return f"for {table.header.units} units, here are {device.units}"
+    other = _of_another_machine(table)
+    if other:
+        return other
     arch, op = table.header.arch, row.problem.op
     specs = _specs(arch, spec)
     if op not in specs:
@@ -113,6 +116,32 @@ def row_state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
     except TileError as error:
         return f"illegal: {error}"
     return IN_FORCE
+
+
+def _of_another_machine(table: TileTable) -> str:
+    """For which machine a table is, in words; empty if it is for this one."""
+    from tilewright.tiles.local import local_device
+
+    device = next((d for arch in table.header.valid_for if (d := local_device(arch))), None)
+    if device is None:
+        return f"for {', '.join(table.header.valid_for)}, which this machine has not"
+    if table.header.units not in (0, device.units):
+        return f"for {table.header.units} units, here are {device.units}"
+    return ""
+
+
+def _left_out(table: TileTable, how: Verifying) -> str:
+    """Why nothing of a table can be validated here, in words; empty if it can."""
+    other = _of_another_machine(table)
+    if other:
+        return f"the table is {other}; validate it on its own machine"
+    unknown = sorted(
+        {row.problem.op for row in table.rows} - set(_specs(table.header.arch, how.spec))
+    )
+    if unknown and (how.write or how.every):
+        # Rows of an op that is not here are neither right nor wrong.
+        return f"the catalog has no op {', '.join(unknown)}; name yours with --spec"
+    return ""
 
 
 def _specs(arch: str, spec: str | None) -> dict[str, Any]:

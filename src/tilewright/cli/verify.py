@@ -20,6 +20,7 @@ from tilewright.cli.common import (
     status,
     threads_option,
 )
+from tilewright.cli.params import SeedParam
 
 if TYPE_CHECKING:
     from tilewright.ops.contract import Case
@@ -65,7 +66,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Only cases of this activation path.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the operands.")
+@click.option(
+    "--seed", type=SeedParam(), default=0, show_default=True, help="Seed of the operands."
+)
 @click.option(
     "--negative-controls",
     is_flag=True,

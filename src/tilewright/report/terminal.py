@@ -1,4 +1,4 @@
-"""A `Table` for a terminal: columns where they fit, parts of the table or lists where they do not."""
+"""A `Table` for a terminal: columns where they fit; where they do not, parts of it or lists."""
 
 from __future__ import annotations
 
