@@ -126,6 +126,15 @@ def test_a_kernel_of_ones_own_is_compiled_through_its_spec(tmp_path: Path) -> No
 
 
 @needs_triton
+def test_our_own_spec_of_a_triton_kernel_is_compiled_too() -> None:
+    done = isa(
+        "--spec", "tilewright.ops.w4a16.triton_spec:SPEC", "--arch", "gfx90a", "--shape", "64,128",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "  _w4a16_kernel: loop " in done.stdout
+
+
+@needs_triton
 def test_an_op_that_launches_no_kernel_says_so(tmp_path: Path) -> None:
     spec = write_spec(
         tmp_path, EAGER, EAGER.replace("    return", "    print(e.sum().item())\n    return")

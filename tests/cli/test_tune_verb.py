@@ -40,6 +40,8 @@ def invoke(*arguments: str) -> Result:
         (("--op", "mmq"), "--op needs --shape N,K"),
         (("--op", "mmq", "--shape", "32"), "give N,K of the weight"),
         (("--op", "mmq", "--type", "Q9", "--shape", "32,64"), "--type is 'Q9'"),
+        (("--op", "mmq", "--type", "Q4_1", "--shape", "32,100"), "K must be a multiple of 32"),
+        (("--op", "mmq", "--type", "Q4_K", "--shape", "32,64"), "K must be a multiple of 256"),
         ((*MMQ[:-1], "0"), "give rows of x"),
         ((*MMQ, "--budget", "0"), "--budget"),
         ((*MMQ, "--strategy", "bayes"), "bayes"),
@@ -58,8 +60,12 @@ def test_a_wrong_request_is_a_usage_error(arguments: tuple[str, ...], message: s
     [
         (("--op", "conv", "--shape", "32,64"), "op is 'conv'; the catalog has"),
         (("--spec", "nowhere.py:SPEC"), "there is no file"),
+        (
+            ("--op", "moe", "--shape", "32,256"),
+            "--op is moe, which chooses no tiles on --device cpu",
+        ),
     ],
-    ids=["op", "spec"],
+    ids=["op", "spec", "no-tiles"],
 )
 def test_what_does_not_exist_is_an_error_of_ours(arguments: tuple[str, ...], message: str) -> None:
     result = invoke(*arguments)

@@ -11,6 +11,7 @@ from tilewright.cli.main import cli
 from tilewright.ops.contract import Inputs
 from tilewright.ops.mmq import spec as mmq_spec
 
+MANY = ("--op", "mmq", "--case", "Q4_1-M1-")
 ONE = ("--op", "mmq", "--case", "Q4_1-M5-", "--activations", "float")
 
 
@@ -89,6 +90,23 @@ def test_a_crash_is_a_failed_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch
     assert result.stdout.startswith("MMQ Q4_1 0/")
 
 
+def test_many_failures_for_one_reason_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> Any:
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(mmq_spec, "SPEC", mmq_spec.SPEC.with_run(run))
+    wrong = json.loads(invoke(*MANY, "--json").stdout)["rows"]
+    failures = [line for line in invoke(*MANY).stdout.splitlines() if line.startswith("FAILED ")]
+    crashed = [row for row in wrong if "no GPU" in row["reason"]]
+    assert len(crashed) > 4
+    assert len(failures) == 4
+    assert [line.split(" ")[3] for line in failures[:3]] == [
+        row["case"] + "," for row in crashed[:3]
+    ]
+    more = f"FAILED {len(crashed) - 3} more for the same reason, in --json: "
+    assert failures[3] == f"{more}crashed: RuntimeError: no GPU"
+
+
 def test_ctrl_c_reports_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     real = mmq_spec.SPEC
     ran: list[str] = []
@@ -139,8 +157,10 @@ def test_a_check_that_misses_a_corruption_fails(monkeypatch: pytest.MonkeyPatch)
         (["--op", "conv"], 1, "the catalog has w4a16, mmq, moe"),
         (["--case", "Q9_9"], 2, "no case is left"),
         (["--model", "nosuch.gguf"], 2, "'nosuch.gguf' does not exist"),
+        (["--gate", "--op", "moe"], 2, "moe: no tiles are chosen there"),
+        (["--gate", "--op", "mmq", "--case", "Q9_9"], 2, "no case is left"),
     ],
-    ids=["op", "case", "model"],
+    ids=["op", "case", "model", "gate-without-tiles", "gate-case"],
 )
 def test_bad_calls(arguments: list[str], code: int, message: str) -> None:
     result = invoke(*arguments)

@@ -101,6 +101,18 @@ def test_a_right_tile_that_falls_breaks_the_proof() -> None:
     assert any("FAILED MMQ a right tile fell: " in line for line in proof.lines())
 
 
+def test_right_tiles_that_fall_for_one_reason_are_counted() -> None:
+    def run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> Any:
+        raise RuntimeError("no GPU")
+
+    proof = prove(SPECS["mmq"].with_run(run), wanted=q4_1)
+    fell = [row for row in proof.failures if row.planted is None]
+    lines = [line for line in proof.lines() if line.startswith("FAILED ")]
+    assert len(fell) > 4
+    assert len(lines) == 4
+    assert lines[3].startswith(f"FAILED {len(fell) - 3} more right tiles fell, in --json: Runtime")
+
+
 def test_one_kind_alone_proves_nothing() -> None:
     proof = prove(few(SPECS["mmq"]), wanted=q4_1)
     assert proof.rows

@@ -70,6 +70,13 @@ def test_a_stale_row_that_fails_is_dropped(table: Path) -> None:
     assert chosen(problem(N=64)).tile != BEST
 
 
+def test_a_damaged_table_is_an_error_before_a_log_is_begun(table: Path) -> None:
+    table.write_text("no table")
+    with pytest.raises(TileError, match="no valid JSON"):
+        go()
+    assert [path.name for path in table.parent.iterdir()] == [table.name]
+
+
 @pytest.mark.parametrize(("name", "value"), [("units", 77), ("arch", "a40")])
 def test_a_table_of_another_machine_is_not_added_to(table: Path, name: str, value: Any) -> None:
     go()

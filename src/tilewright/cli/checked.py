@@ -32,7 +32,7 @@ def checked(
     """
     from tilewright.errors import GateError
     from tilewright.model.check import model_cases, verify_cases
-    from tilewright.report.verify import failure_line
+    from tilewright.report.verify import failure_lines
 
     sizes = sorted({1, *(min(p, _MOST_ROWS[device]) for p in prompts if p)})
     vocabulary = model.config.get_text_config().vocab_size
@@ -51,7 +51,7 @@ def checked(
             cases, seed=seed, on_case=lambda row, done, total: move(done, total, row.label)
         )
     if report.failures:
-        lines = "\n".join(failure_line(row) for row in report.failures)
+        lines = "\n".join(failure_lines(report.failures))
         raise GateError(f"the model's products are not right, so nothing is timed\n{lines}")
     if not report.complete:
         raise KeyboardInterrupt

@@ -274,9 +274,15 @@ def _work(problem: Any) -> float:
 
 
 def _of_products(options: dict[str, Any]) -> list[Target]:
+    from tilewright.errors import UnsupportedError
     from tilewright.ops.catalog import load_spec
 
     spec = load_spec(on_device(options["op"], options["device"]))
+    if spec.space is None:
+        raise UnsupportedError(
+            f"--op is {spec.name}, which chooses no tiles on --device {options['device']}: there "
+            "is nothing to tune"
+        )
     return _products(spec, options["shapes"], options["batches"] or _OP_BATCHES, options)
 
 
@@ -307,6 +313,8 @@ def _products(
     options: dict[str, Any],
 ) -> list[Target]:
     from tilewright.device import kind_of
+    from tilewright.formats.blocks import BLOCK_TYPES
+    from tilewright.ops.catalog import SPECS
     from tilewright.ops.contract import Case, spec_arch
     from tilewright.tiles.tile import m_bucket
     from tilewright.tune.tuner import Target
@@ -325,6 +333,13 @@ def _products(
     for n, k in shapes:
         if spec.name == "w4a16" and group > 0 and k % group:
             raise click.UsageError(f"--shape {n},{k}: K must be a multiple of --group {group}")
+        if spec.name in SPECS and weight_type in BLOCK_TYPES:
+            block = BLOCK_TYPES[weight_type].block_size
+            if k % block:
+                raise click.UsageError(
+                    f"--shape {n},{k}: K must be a multiple of {block}, the values of a "
+                    f"{weight_type} block"
+                )
         for m in batches:
             case = spec.fit(Case(spec.name, weight_type, dtype, m_bucket(m), n, k, group,
                                  options["activations"]))  # fmt: skip

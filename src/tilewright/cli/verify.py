@@ -133,7 +133,7 @@ def verify(
     from tilewright.report.verify import (
         control_lines,
         controls_hold,
-        failure_line,
+        failure_lines,
         summary_line,
         verify_json,
     )
@@ -148,8 +148,8 @@ def verify(
     else:
         for group in report.groups():
             click.echo(str(group))
-        for row in report.failures:
-            click.echo(failure_line(row))
+        for line in failure_lines(report.failures):
+            click.echo(line)
         for line in control_lines(controls):
             click.echo(line)
         click.echo(summary_line(report))
@@ -241,6 +241,11 @@ def _gate_proof(
                 break
     proof = GateProof.join(proofs)
     if proof.complete and not proof.rows:
+        if all(load_spec(op).space is None for op in ops):
+            raise click.UsageError(
+                f"{' and '.join(dict.fromkeys(ops))}: no tiles are chosen there, so there is "
+                "nothing to prove; leave the op out, or name a --device where it has tiles"
+            )
         raise click.UsageError("no case is left; loosen --op, --case or --activations")
     return proof
 

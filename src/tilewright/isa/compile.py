@@ -143,8 +143,8 @@ def _compile_spec(spec: OpSpec, problem: Problem, tile: Tile) -> tuple[Compiled,
         except Exception as error:
             raise UnsupportedError(
                 f"op {spec.name}: its run raises {type(error).__name__} on operands of the meta "
-                f"device: {error}. To be compiled it must launch a Triton kernel on the device of "
-                "x, and read no values"
+                f"device: {str(error).rstrip('.')}. To be compiled it must launch a Triton kernel "
+                "on the device of x, and read no values"
             ) from error
 
     return cross_compile(launch, problem.arch)

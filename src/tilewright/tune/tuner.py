@@ -122,6 +122,7 @@ def tune(
     header = _header(targets, specs)
     out = _table_path(targets, out)
     log = log_path(out) if log is None else log
+    existing_table(out, header)  # an error of the table comes before a log beside it
     with Record(log) as record:
         worker = _worker(ops, arch, seed) if gate is None else None
         run = Run(

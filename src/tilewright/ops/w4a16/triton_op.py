@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.device import INTERPRETER, arch_of, check_triton
+from tilewright.device import check_triton
 from tilewright.errors import UnsupportedError
 from tilewright.layout.triton import WordsW4
+from tilewright.ops.cross import target_arch
 from tilewright.ops.w4a16.gpu import allocate_and_launch
 from tilewright.ops.w4a16.triton_space import TRITON_SPACE
 from tilewright.tiles.tile import Problem, Tile
@@ -79,7 +80,7 @@ def w4a16_triton(
     if m == 0 or weight.N == 0:
         return x.new_empty(*x.shape[:-1], weight.N)
     group = -1 if weight.group_size == weight.K else weight.group_size
-    arch = INTERPRETER if x.device.type == "cpu" else arch_of(x.device)
+    arch = target_arch(x.device)
     problem = Problem(
         OP, arch, _DTYPES[x.dtype], weight.type_name, "float", m, weight.N,
         weight.K, group,
