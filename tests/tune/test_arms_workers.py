@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,35 @@ def test_words_of_a_process_that_fails_at_once_are_shown(tmp_path: Path) -> None
 def test_ctrl_c_does_not_reach_the_process(host: Host) -> None:
     assert os.getpgid(host.pid) == host.pid != os.getpgid(0)
     assert os.getsid(host.pid) == host.pid
+
+
+def test_an_answer_that_ctrl_c_cut_off_is_not_taken_for_the_next(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker("cut", OPENING, host)
+
+    def interrupted() -> str:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(host, "_process", _Reading(host._process, interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        worker.launch(CASE.id)()
+    assert not host.answers
+    assert worker.recheck() == []
+    assert host.answers
+    assert worker.verify()[0] == 1
+    host.close_arm("cut")
+
+
+class _Reading:
+    """A process whose answers are read by another function."""
+
+    def __init__(self, process: Any, readline: Any) -> None:
+        self._process, self.stdout = process, SimpleNamespace(readline=readline)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
 
 
 def test_equal_places_share_a_process_and_others_are_fresh_for_every_sample() -> None:

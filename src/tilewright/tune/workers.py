@@ -73,7 +73,7 @@ class Host:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._arms: dict[str, Mapping[str, Any]] = {}
-        self._asking = False
+        self._asking = self._sent = False
         self._start()
 
     def _start(self) -> None:
@@ -140,17 +140,25 @@ class Host:
     def ask(self, arm: str, verb: str, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its answer.
 
+        An answer that Ctrl-C kept from being read is waited for and dropped before the next request
+        is sent: it would be taken for the answer to that.
+
         Raises:
             TilewrightError: of the kind the request raised there; MeasureError for every other
                 kind, and when the process has ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._asking = True
+        if self._asking and not self._sent:
+            raise MeasureError(f"arm {arm}: an earlier request was cut off; start the run again")
         try:
+            if self._asking:
+                self._process.stdout.readline()
+            self._asking, self._sent = True, False
             request = json.dumps({verb: {"arm": arm, **arguments}})
             self._process.stdin.write(request + "\n")
             self._process.stdin.flush()
+            self._sent = True
             line = self._process.stdout.readline()
         except (BrokenPipeError, ValueError):
             line = ""
@@ -174,7 +182,7 @@ class Host:
     def restart(self) -> None:
         """End the process and start another with the same arms."""
         self.close()
-        self._asking = False
+        self._asking = self._sent = False
         self._start()
         for name, opening in self._arms.items():
             self.ask(name, "open", **opening, threads=self.place.threads)
