@@ -22,3 +22,10 @@ def test_it_says_what_ran_where_and_when() -> None:
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(record["date"])
     assert abs(age.total_seconds()) < 60
     assert len(record["load_average"]) == 3
+
+
+def test_its_command_can_be_run_again() -> None:
+    words = ["tilewright", "compare", "--tile", "dot(unroll=2, threads=0)", "--cmd", "sh a/b.sh 1"]
+    told = provenance(words)["command"]
+    assert told == "tilewright compare --tile 'dot(unroll=2, threads=0)' --cmd 'sh b.sh 1'"
+    assert provenance("python x/y.py --m 1")["command"] == "python y.py --m 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -23,13 +24,15 @@ def provenance(command: Sequence[str] | str, *, threads: int | None = None) -> d
     """A record that lets someone else repeat a run, as JSON values.
 
     Args:
-        command: what was run; a path in it is cut to its last part, which is what matters.
+        command: what was run; a path in it is cut to its last part, which is what matters. The
+            record has it as a shell takes it.
         threads: threads the run was given; None is not recorded.
     """
     words = command.split() if isinstance(command, str) else list(command)
+    words = [" ".join(map(_last_part, word.split(" "))) for word in words]
     device = cpu_device()
     record: dict[str, Any] = {
-        "command": " ".join(Path(w).name if os.sep in w else w for w in words),
+        "command": " ".join(words) if isinstance(command, str) else shlex.join(words),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "tilewright": __version__,
         "python": platform.python_version(),
@@ -62,6 +65,10 @@ def _gpu() -> dict[str, Any] | None:
         "units": found.multi_processor_count,
         "runtime": f"HIP {hip}" if hip else f"CUDA {torch.version.cuda}",
     }
+
+
+def _last_part(word: str) -> str:
+    return Path(word).name if os.sep in word else word
 
 
 def _versions() -> dict[str, str]:
