@@ -106,7 +106,11 @@ def cpu_device() -> Device:
 
 
 def arch_of(device: torch.device) -> str:
-    """The arch of a torch device: "sm_90", "gfx1151"; the CPU's own for "cpu"."""
+    """The arch of a torch device: "sm_90", "gfx1151"; the CPU's own for "cpu".
+
+    Raises:
+        UnsupportedError: torch sees no such GPU.
+    """
     if device.type == "cpu":
         return cpu_device().arch
     return _gpu_arch(0 if device.index is None else device.index)
@@ -116,7 +120,13 @@ def arch_of(device: torch.device) -> str:
 def _gpu_arch(index: int) -> str:
     import torch
 
-    properties = torch.cuda.get_device_properties(index)
+    try:
+        properties = torch.cuda.get_device_properties(index)
+    except (AssertionError, RuntimeError) as error:  # a build for CPUs, no driver, no such GPU
+        raise UnsupportedError(
+            f"device is 'cuda:{index}', and torch sees {torch.cuda.device_count()} GPUs: install a "
+            "build of torch for your GPU, name one that is there, or stay on 'cpu'"
+        ) from error
     if torch.version.hip is not None:
         return str(properties.gcnArchName).partition(":")[0]
     return f"sm_{properties.major}{properties.minor}"

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from tilewright.cli.main import cli
 from tilewright.device import Device, cpu_device
-from tilewright.ops.catalog import SPECS, spec_for
+from tilewright.ops.catalog import SPECS, load_spec, spec_for
 from tilewright.ops.choose import choose_tile, running
 from tilewright.tiles import local
 from tilewright.tiles.table import (
@@ -82,6 +82,23 @@ def test_show_of_another_arch_shows_the_tables_that_ship() -> None:
     both = invoke("show", str(shipped_folder() / "sm_90.json"), "--arch", "sm_90")
     assert both.exit_code == 2
     assert "give tables or --arch, not both" in both.output
+
+
+def test_show_judges_rows_of_an_op_of_ones_own(table: Path, tmp_path: Path) -> None:
+    name = "examples/softmax.py:SPEC"
+    own = load_spec(f"{Path(__file__).parents[2]}/{name}")
+    problem = replace(own.cases[-1].problem(ARCH), M=64)
+    path = tmp_path / f"{ARCH}.softmax.json"
+    save_table(
+        path, TileTable(new_header([own], ARCH), (row(own.space().default(problem), problem),))
+    )
+    states = [
+        json.loads(invoke("show", str(path), "-t", "1", "-o", "json", *spec).stdout)["results"][0]
+        for spec in ((), ("--spec", f"{Path(__file__).parents[2]}/{name}"))
+    ]
+    assert [state["state"] for state in states] == [
+        "there is no op softmax; name your own with --spec", "in force",
+    ]  # fmt: skip
 
 
 def test_show_as_json_holds_the_rows(table: Path) -> None:
@@ -263,6 +280,24 @@ def test_ctrl_c_loses_no_row_of_a_table_that_is_written_in_place(table: Path) ->
     assert result.exit_code == 130, result.output
     assert "left as it was, for rows that were not reached would be lost" in result.stdout
     assert table.read_bytes() == before
+
+
+@pytest.mark.parametrize("how", [("--fix",), ("--all",), ("--fix", "--all")], ids=" ".join)
+def test_rows_of_an_op_that_was_not_named_are_kept(
+    table: Path, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(table.read_text().replace('"mmq', '"mine').replace("mmq=", "mine="))
+    before = other.read_bytes()
+    result = invoke("validate", str(other), str(table), "-t", "1", *how)
+    assert result.exit_code == 1, result.output
+    assert result.stderr == (
+        f"error: {other}: the catalog has no op mine; name yours with --spec\n"
+    )
+    assert f"{table}: 1 of 1 rows" in result.stdout
+    assert other.read_bytes() == before
+    shown = invoke("show", str(other), "-t", "1").stdout
+    assert "there is no op mine; name your own with --spec" in shown
 
 
 GPU_ROWS = (

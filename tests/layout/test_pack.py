@@ -58,3 +58,9 @@ def test_a_family_may_be_named() -> None:
         pack_w4_for(codes(), family="marlin")
     with pytest.raises(LayoutError, match="act_dtype is torch.float32"):
         pack_w4_for(codes(), arch="sm_90", act_dtype=torch.float32, family="hopper")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error_of_ours() -> None:
+    with pytest.raises(UnsupportedError, match="device is 'cuda:0', and torch sees 0 GPUs"):
+        pack_w4_for(codes(), "cuda")

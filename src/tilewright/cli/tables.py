@@ -41,8 +41,11 @@ def tables() -> None:
     show_default=True,
     help="Form of the result.",
 )
+@click.option("--spec", help="Your own op, if a table is of one: file.py:NAME.")
 @threads_option
-def show_command(files: Sequence[Path], arch: str | None, output: str, threads: int | None) -> None:
+def show_command(
+    files: Sequence[Path], arch: str | None, output: str, spec: str | None, threads: int | None
+) -> None:
     """The rows of TABLEs, or of those in use here, each with whether it is in force and why not."""
     if files and arch is not None:
         raise click.UsageError("give tables or --arch, not both")
@@ -53,7 +56,8 @@ def show_command(files: Sequence[Path], arch: str | None, output: str, threads: 
 
     for path in _chosen(files, None if arch is None else [arch]):
         table = load_table(path)
-        show(show_table(str(path), table, [row_state(table, row) for row in table.rows]), output)
+        states = [row_state(table, row, spec) for row in table.rows]
+        show(show_table(str(path), table, states), output)
 
 
 @tables.command("validate", short_help="Check that every row is legal and verified.")
