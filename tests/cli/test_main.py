@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -76,6 +77,16 @@ def test_a_seed_that_no_generator_takes_is_a_usage_error(verb: str, seed: str) -
     result = CliRunner().invoke(cli, [verb, "--seed", seed])
     assert result.exit_code == 2
     assert f"got '{seed}'; give a whole number from 0 to 2^63 - 1" in result.output
+
+
+@pytest.mark.parametrize("verb", ["tune", "compare", "ladder"])
+def test_a_page_that_could_not_be_written_ends_a_run_before_it_begins(
+    verb: str, tmp_path: Path
+) -> None:
+    page = tmp_path / "nowhere" / "page.html"
+    result = CliRunner().invoke(cli, [verb, "--html", str(page)])
+    assert result.exit_code == 2
+    assert "cannot be written; give a file in a folder that exists" in result.output
 
 
 def test_version() -> None:

@@ -17,7 +17,7 @@ from tilewright.cli.common import (
     terminal_look,
     threads_option,
 )
-from tilewright.cli.params import BatchesParam, SeedParam, ShapeParam
+from tilewright.cli.params import BatchesParam, ReportPath, SeedParam, ShapeParam
 
 _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cmd"}
 
@@ -106,7 +106,7 @@ _KINDS = {"tile": "--tile", "table": "--table", "rev": "--rev", "command": "--cm
 )
 @click.option("-o", "--output", type=click.Choice(["terminal", "md", "json"]),
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--html", type=ReportPath(),
               help="Also write a page to this file.")  # fmt: skip
 @device_option
 @threads_option

@@ -21,7 +21,7 @@ from tilewright.cli.common import (
     terminal_look,
     threads_option,
 )
-from tilewright.cli.params import SeedParam
+from tilewright.cli.params import ReportPath, SeedParam
 
 if TYPE_CHECKING:
     from tilewright.tune.ladder_file import Ladder
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Choice(["terminal", "md", "json"]),
               default="terminal", show_default=True, help="Form of the result.")  # fmt: skip
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--html", type=ReportPath(),
               help="Also write a page to this file.")  # fmt: skip
 @device_option
 @threads_option

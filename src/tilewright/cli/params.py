@@ -1,12 +1,14 @@
-"""Parameter types that several verbs share: products given by hand, and seeds."""
+"""Parameter types that several verbs share: products given by hand, seeds, reports to write."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import click
 
-__all__ = ["BatchesParam", "SeedParam", "ShapeParam"]
+__all__ = ["BatchesParam", "ReportPath", "SeedParam", "ShapeParam"]
 
 
 class ShapeParam(click.ParamType):
@@ -35,6 +37,22 @@ class BatchesParam(click.ParamType):
         if not all(p.strip().isdigit() and int(p) > 0 for p in parts):
             self.fail(f"got {value!r}; give rows of x, such as 1,16,512", param, ctx)
         return tuple(int(p) for p in parts)
+
+
+class ReportPath(click.Path):
+    """A file that is written at the end of a run, whose folder must be there at its beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            self.fail(
+                f"{str(path)!r} cannot be written; give a file in a folder that exists and may be "
+                "written", param, ctx,
+            )  # fmt: skip
+        return path
 
 
 class SeedParam(click.ParamType):

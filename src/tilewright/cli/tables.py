@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tilewright.cli.common import epilog, set_threads, show, threads_option
-from tilewright.cli.params import SeedParam
+from tilewright.cli.params import ReportPath, SeedParam
 
 _TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -145,7 +145,7 @@ def join_command(files: Sequence[Path], out: Path) -> None:
 
 
 @tables.command("export", short_help="Write all that was tried to a T4 file.")
-@click.option("--t4", type=click.Path(dir_okay=False, path_type=Path), required=True,
+@click.option("--t4", type=ReportPath(), required=True,
               help="File to write: T4, the exchange format of auto-tuners.")  # fmt: skip
 @click.option("--log", type=_TABLE, help="Log of tuning.  [default: of the table in use here]")
 @click.option("--run", "run", type=int, help="Only this run of the log.  [default: all]")

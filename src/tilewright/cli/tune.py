@@ -24,7 +24,7 @@ from tilewright.cli.common import (
     show,
     threads_option,
 )
-from tilewright.cli.params import BatchesParam, SeedParam, ShapeParam
+from tilewright.cli.params import BatchesParam, ReportPath, SeedParam, ShapeParam
 
 if TYPE_CHECKING:
     from tilewright.ops.contract import OpSpec
@@ -103,7 +103,7 @@ _FEW_ROWS = 16  # up to here a product waits for its weight, beyond for arithmet
               help="Table to write.  [default: where the ops look for it]")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would be tuned; run and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--html", type=ReportPath(),
               help="Also write a page to this file.")  # fmt: skip
 @click.option(
     "--ray",
