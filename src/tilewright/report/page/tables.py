@@ -56,9 +56,9 @@ def tile_table(tiles: Row, problems: Sequence[Row]) -> list[Block]:
     return [
         facts([(name, value) for name, value in known if value]),
         table(
-            "Rows of the table. Median and spread (interquartile range) of a launch; the verdict is "
-            "on the best new tile against the one that was in use; the oracle error is the largest "
-            "test statistic over its limit, so a verified tile is below 1.",
+            "Rows of the table. Median and spread (interquartile range) of a launch; the verdict "
+            "is on the best new tile against the one that was in use; the oracle error is the "
+            "largest test statistic over its limit, so a verified tile is below 1.",
             [
                 col("product", "label"),
                 col("tile", "code"),
