@@ -269,7 +269,8 @@ def test_names_of_archs(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["", "gfx", "gfx11", "gfx1151:xnack-", "sm90", "sm_9", "cuda", "GFX1151"]
+    "arch",
+    ["", "gfx", "gfx11", "gfx1151:xnack-", "sm90", "sm_9", "cuda", "GFX1151", "sm_91", "gfx9999"],
 )
 def test_what_is_no_name_of_an_arch(arch: str) -> None:
     with pytest.raises(UnsupportedError, match="such as gfx1151"):

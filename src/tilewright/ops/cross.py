@@ -51,7 +51,11 @@ _UNITS_UNKNOWN = 64
 _LOCK = threading.Lock()
 _crossing: str | None = None
 
-_ARCH = re.compile(r"gfx(9|1[0-2])[0-9a-f]{2,3}|sm_[0-9]{2,3}")
+_ARCH = re.compile(
+    r"gfx(9(0[0-9ac]|4[0-2]|50)|10(1[0-3]|3[0-6])|11(0[0-3]|5[0-3])|12(0[01]|5[01]))"
+    r"|sm_(7[025]|8[0-9]|90|10[0-3]|110|12[01])"
+)
+"""What AMD and NVIDIA have made: LLVM ends the process for some names of no chip."""
 
 
 @dataclass(frozen=True, eq=False)
