@@ -118,8 +118,8 @@ class _Group(click.ParamType):
                    "and C.  [default: of 4-bit codes 128, of ssd 16]")  # fmt: skip
 @click.option("--shape", type=ShapeParam(),
               help="N,K of the weight; of ssd the channels of all heads and the state's dimension, "
-                   "of conv1d channels and taps.  "
-                   "[default: 4096,4096; moe 768,2048; ssd 128 heads,128; conv1d 10240,4]")  # fmt: skip
+                   "of conv1d channels and taps.  [default: 4096,4096; moe 768,2048; "
+                   "ssd 128 heads,128; conv1d 10240,4]")  # fmt: skip
 @click.option("--m", "m", type=click.IntRange(min=1), default=512, show_default=True,
               help="Rows of x: of moe slots, tokens times experts a token; of ssd and conv1d "
                    "tokens.")  # fmt: skip
