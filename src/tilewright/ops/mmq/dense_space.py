@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tilewright.layout.blocks import BLOCK_FORMS
-from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.contract import Case
+from tilewright.ops.planted_run import run_mmq
 from tilewright.ops.space import Planted, Rule
 from tilewright.tiles.tile import Problem, Tile
 
@@ -94,19 +93,12 @@ def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
     return {"M": (_FEWEST_ROWS,), "N": (tile.block_n, tile.slab_n), "K": (tile.block_k,)}
 
 
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.mmq.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight, inputs.bias, tile)
-
-
 def _planted(
     name: str, fault: str, why_faster: str, caught_by: str, n: int = 96, weight_type: str = "Q4_K"
 ) -> Planted:
     tile = _tile(block_n=16, block_k=64, num_warps=2, slab_n=512, planted=name)
     return Planted(
-        tile, fault, why_faster, caught_by, _run,
+        tile, fault, why_faster, caught_by, run_mmq,
         (Case("mmq", weight_type, "float16", 64, n, 256),),
     )  # fmt: skip
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tilewright.layout.blocks import BLOCK_FORMS
-from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.contract import Case
+from tilewright.ops.planted_run import run_mmq
 from tilewright.ops.space import Planted, Rule
 from tilewright.tiles.tile import Problem, Tile
 
@@ -139,13 +138,6 @@ def extents(tile: Tile) -> Mapping[str, tuple[int, ...]]:
     return {"M": (max(1, tile.block_m // 2),), "N": (tile.block_n,), "K": (step, 4 * step)}
 
 
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.mmq.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight, inputs.bias, tile)
-
-
 def _planted(
     name: str,
     fault: str,
@@ -158,7 +150,7 @@ def _planted(
 ) -> Planted:
     tile = Tile.of(**_tile(8, 16, 2, split_k=split_k).as_dict(), planted=name)
     case = Case("mmq", weight_type, "float16", m, 48, 512)
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_mmq, (case,))
 
 
 PLANTED = (

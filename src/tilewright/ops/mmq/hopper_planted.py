@@ -6,22 +6,12 @@ space alone has them (`gpu_spec`).
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.contract import Case
+from tilewright.ops.planted_run import run_mmq
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
 __all__ = ["PLANTED"]
-
-
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.mmq.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight, inputs.bias, tile)
 
 
 def _decode(
@@ -35,7 +25,7 @@ def _decode(
 ) -> Planted:
     tile = Tile.of("decode", block_n=16, num_warps=4, planted=f"decode-{name}")
     case = Case("mmq", weight_type, "float16", 1, 96, k)
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_mmq, (case,))
 
 
 def _hopper(
@@ -54,7 +44,7 @@ def _hopper(
         planted=f"hopper-{name}",
     )  # fmt: skip
     case = Case("mmq", weight_type, "float16", m, n, 1024)
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_mmq, (case,))
 
 
 PLANTED = (

@@ -11,20 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.contract import Case
+from tilewright.ops.planted_run import run_mmq
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
 __all__ = ["PLANTED"]
-
-
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.mmq.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight, inputs.bias, tile)
 
 
 def _planted(
@@ -45,7 +37,7 @@ def _planted(
     }  # fmt: skip
     tile = Tile.of("int8", **{**right, **fields}, planted=name)
     case = Case("mmq", weight_type, "float16", m, n, k, 0, "int8")
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_mmq, (case,))
 
 
 PLANTED = (

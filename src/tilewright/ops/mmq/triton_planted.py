@@ -6,22 +6,12 @@ the product it would be tuned for as long as one check of the gate is left out.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.contract import Case
+from tilewright.ops.planted_run import run_mmq
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
 __all__ = ["PLANTED"]
-
-
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.mmq.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight, inputs.bias, tile)
 
 
 def _planted(
@@ -40,7 +30,7 @@ def _planted(
         split_k=split_k, planted=name,
     )  # fmt: skip
     case = Case("mmq", weight_type, "float16", m, 64, k)
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_mmq, (case,))
 
 
 PLANTED = (

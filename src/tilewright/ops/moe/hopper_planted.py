@@ -6,22 +6,12 @@ space alone has them (`gpu_spec`).
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.contract import Case
+from tilewright.ops.planted_run import run_moe
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
 __all__ = ["PLANTED"]
-
-
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.moe.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight.experts, inputs.weight.ids, tile)
 
 
 def _planted(
@@ -42,7 +32,7 @@ def _planted(
     case = Case(
         "moe", weight_type, "float16", m, n, k, experts=mixture[0], top_k=mixture[1]
     )  # fmt: skip
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_moe, (case,))
 
 
 PLANTED = (

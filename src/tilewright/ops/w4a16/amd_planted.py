@@ -6,22 +6,12 @@ serves, and in the emulator.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.contract import Case
+from tilewright.ops.planted_run import run_w4a16
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
 __all__ = ["AMD_PLANTED"]
-
-
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.w4a16.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight, inputs.bias, tile)
 
 
 def _planted(
@@ -32,7 +22,7 @@ def _planted(
         x_path="shared", scale="steps", planted=name,
     )  # fmt: skip
     case = Case("w4a16", "uint4", "float16", m, 64, 256, group)
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_w4a16, (case,))
 
 
 AMD_PLANTED = (

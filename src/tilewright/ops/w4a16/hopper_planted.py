@@ -16,19 +16,13 @@ import torch
 
 from tilewright.layout.hopper import HopperW4
 from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.planted_run import run_w4a16
 from tilewright.ops.space import Planted
 from tilewright.ops.w4a16.triton_planted import StaticBuffers
 from tilewright.ops.workspace import NO_WORKSPACE, Workspace, workspace
 from tilewright.tiles.tile import Tile
 
 __all__ = ["DECODE_PLANTED", "HOPPER_PLANTED", "PREFILL_PLANTED"]
-
-
-def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
-    """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.w4a16.gpu import allocate_and_launch
-
-    return allocate_and_launch(inputs.x, inputs.weight, inputs.bias, tile)
 
 
 def _planted(
@@ -46,7 +40,7 @@ def _planted(
         x_load="pairs", planted=name,
     )  # fmt: skip
     case = Case("w4a16", "uint4", "float16", m, 96, 1024, group)
-    return Planted(tile, fault, why_faster, caught_by, _run, (case,))
+    return Planted(tile, fault, why_faster, caught_by, run_w4a16, (case,))
 
 
 _STATIC = StaticBuffers()

@@ -8,11 +8,13 @@ product they would be tuned for, as long as one check of the gate is left out.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tilewright.ops.contract import Case, Inputs
+from tilewright.ops.planted_run import run_w4a16
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 
@@ -38,10 +40,9 @@ _STATIC = StaticBuffers()
 
 def _run(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
     """Launch a planted tile, past the rules that would refuse it."""
-    from tilewright.ops.w4a16.gpu import allocate_and_launch
-
-    x = _STATIC.copy(inputs.x) if tile.planted == "stale-buffer" else inputs.x
-    return allocate_and_launch(x, inputs.weight, inputs.bias, tile)
+    if tile.planted == "stale-buffer":
+        inputs = replace(inputs, x=_STATIC.copy(inputs.x))
+    return run_w4a16(inputs, tile)
 
 
 def _planted(
@@ -65,12 +66,11 @@ def _planted(
 def _run_ahead(inputs: Inputs, tile: Any = None, threads: int | None = None) -> torch.Tensor:
     """Launch a tile of the order "ahead" on words that its kernel serves."""
     from tilewright.layout.triton import pack_w4_words
-    from tilewright.ops.w4a16.gpu import allocate_and_launch
 
-    weight = inputs.weight
-    if weight.order != "k32":
-        weight = pack_w4_words(inputs.source, order="k32").to(inputs.x.device)
-    return allocate_and_launch(inputs.x, weight, inputs.bias, tile)
+    if inputs.weight.order != "k32":
+        words = pack_w4_words(inputs.source, order="k32").to(inputs.x.device)
+        inputs = replace(inputs, weight=words)
+    return run_w4a16(inputs, tile)
 
 
 def _planted_ahead(
