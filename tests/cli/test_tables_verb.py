@@ -244,6 +244,19 @@ def test_out_names_the_table_to_write(shipped: Path, table: Path, tmp_path: Path
     assert "--out takes one table, here are 2; name it" in several.output
 
 
+def test_rows_that_an_earlier_table_serves_are_not_lost_from_one_written_in_place(
+    table: Path,
+) -> None:
+    other = table.with_name(f"{ARCH}.other.json")
+    save_table(other, load_table(table))
+    change(other, row(DOT), row(DOT, OTHER), kernel_hash="old")
+    before = invoke("validate", "-t", "1")
+    assert "0 of 1 rows in force, 1 more served by another table" in before.stdout
+    result = invoke("validate", "-t", "1", "--fix")
+    assert result.exit_code == 0, result.output
+    assert f"{other}: written, 2 rows in force" in result.stdout
+
+
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the second row is verified."""

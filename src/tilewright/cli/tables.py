@@ -50,14 +50,13 @@ def show_command(
     if files and arch is not None:
         raise click.UsageError("give tables or --arch, not both")
     set_threads(threads)
-    from tilewright.cli.validated import row_state
+    from tilewright.cli.validated import row_states
     from tilewright.report.tables import show_table
     from tilewright.tiles.table import load_table
 
     for path in _chosen(files, None if arch is None else [arch]):
         table = load_table(path)
-        states = [row_state(table, row, spec) for row in table.rows]
-        show(show_table(str(path), table, states), output)
+        show(show_table(str(path), table, row_states(table, spec)), output)
 
 
 @tables.command("validate", short_help="Check that every row is legal and verified.")

@@ -6,7 +6,7 @@ brings is left as it is, and the next version of it replaces nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from tilewright.cli.common import note, progress_bar
 if TYPE_CHECKING:
     from tilewright.ops.contract import OpSpec
     from tilewright.tiles.table import TableRow, TileTable
+    from tilewright.tiles.tile import Problem
 
-__all__ = ["IN_FORCE", "Verifying", "row_state", "validate"]
+__all__ = ["IN_FORCE", "Verifying", "row_states", "validate"]
 
 IN_FORCE = "in force"
 
@@ -66,19 +67,24 @@ def validate(paths: Sequence[Path], how: Verifying) -> tuple[int, bool, bool]:
             note(f"error: {path}: {why}")
             elsewhere = True
             continue
-        states = {row.problem: row_state(table, row, how.spec) for row in table.rows}
+        states = dict(
+            zip((row.problem for row in table.rows), row_states(table, how.spec), strict=True)
+        )
+        in_place = how.write and _target(path, table.header.arch, how.out) == path
         served = 0
         for problem, state in list(states.items()):
             key = (table.header.arch, row_key(problem))
             if state == IN_FORCE:
                 serving.setdefault(key, path)
-            elif key in serving:  # an earlier table's row comes first: what this one says is moot
+            elif key in serving and not in_place:
+                # An earlier table's row comes first: what this one says is moot. Where the table
+                # itself is written, its row would be lost.
                 served += 1
                 del states[problem]
         bad = {problem: state for problem, state in states.items() if state != IN_FORCE}
         if how.every or (how.write and bad):
             rows = tuple(row for row in table.rows if row.problem in states)
-            wrong, interrupted = _verify(path, replace(table, rows=rows), how)
+            wrong, interrupted = _verify(path, replace(table, rows=rows), bad, how)
             faults += wrong
             if interrupted:
                 return faults, elsewhere, True
@@ -91,28 +97,33 @@ def validate(paths: Sequence[Path], how: Verifying) -> tuple[int, bool, bool]:
     return faults, elsewhere, False
 
 
-def row_state(table: TileTable, row: TableRow, spec: str | None = None) -> str:
-    """Whether `lookup` would use a row on this machine, in words."""
+def row_states(table: TileTable, spec: str | None = None) -> list[str]:
+    """Whether `lookup` would use each row on this machine, in words."""
+    other = _of_another_machine(table)
+    if other:
+        return [other] * len(table.rows)
+    specs = _specs(table.header.arch, spec)
+    return [_row_state(table, row, specs) for row in table.rows]
+
+
+def _row_state(table: TileTable, row: TableRow, specs: Mapping[str, OpSpec]) -> str:
     from tilewright.errors import TileError
     from tilewright.ops.catalog import SPECS
     from tilewright.ops.choose import running, running_of
     from tilewright.tiles.table import stale_reason
 
-    other = _of_another_machine(table)
-    if other:
-        return other
-    arch, op = table.header.arch, row.problem.op
-    specs = _specs(arch, spec)
+    op = row.problem.op
     if op not in specs:
         return f"there is no op {op}; name your own with --spec"
-    now = running(op, arch) if op in SPECS else running_of(specs[op])
+    now = running(op, table.header.arch) if op in SPECS else running_of(specs[op])
     stale = stale_reason(table.header, row, now)
     if stale:
         return f"stale: {stale}"
-    if specs[op].space is None:
+    space = specs[op].space
+    if space is None:
         return f"op {op} has no tile space"
     try:
-        specs[op].space().check(row.tile, row.problem)
+        space().check(row.tile, row.problem)
     except TileError as error:
         return f"illegal: {error}"
     return IN_FORCE
@@ -155,12 +166,15 @@ def _specs(arch: str, spec: str | None) -> dict[str, Any]:
     return found
 
 
-def _verify(path: Path, table: TileTable, how: Verifying) -> tuple[int, bool]:
-    """Run the gate on rows of a table; how many were wrong, and whether Ctrl-C ended it."""
+def _verify(
+    path: Path, table: TileTable, bad: Container[Problem], how: Verifying
+) -> tuple[int, bool]:
+    """Run the gate on rows of a table, of which `bad` are not in force; how many were wrong, and
+    whether Ctrl-C ended it."""
     from tilewright.ops.catalog import SPECS
     from tilewright.tiles.table import problem_text, row_key
     from tilewright.tune.isolate import IsolatedGate, sources
-    from tilewright.tune.refresh import existing_table, new_header, refresh, stale_rows
+    from tilewright.tune.refresh import existing_table, new_header, refresh
 
     arch = table.header.arch
     specs = _specs(arch, how.spec)
@@ -173,10 +187,10 @@ def _verify(path: Path, table: TileTable, how: Verifying) -> tuple[int, bool]:
             table, rows=tuple(row for row in table.rows if row_key(row.problem) not in held)
         )
     kept = () if own is None else own.rows
+    asked = sum(how.every or row.problem in bad for row in table.rows)
     ops = {row.problem.op for row in (*table.rows, *kept)} & set(specs)
     header = new_header([specs[op] for op in sorted(ops)], arch)
     existing_table(path, header)  # of this machine, or an error
-    asked = len(table.rows) if how.every else len(stale_rows(table, specs))
     foreign = {op: how.spec for op in specs if op not in SPECS and how.spec is not None}
     done_rows = 0
     with (
@@ -198,10 +212,10 @@ def _verify(path: Path, table: TileTable, how: Verifying) -> tuple[int, bool]:
         click.echo(f"{path}: {problem_text(problem)}: {what} {tile}: {reason}")
     total = done.verified + len(done.dropped)
     click.echo(f"{path}: {done.verified} of {total} rows passed the gate")
-    interrupted = total < asked
     if how.write:
-        _write(path, target, replace(done.table, rows=(*kept, *done.table.rows)), interrupted)
-    return len(done.dropped), interrupted
+        rows = (*kept, *done.table.rows)
+        _write(path, target, replace(done.table, rows=rows), done.interrupted)
+    return len(done.dropped), done.interrupted
 
 
 def _target(path: Path, arch: str, out: Path | None) -> Path:

@@ -37,13 +37,13 @@ class Refreshed:
         table: under the running kernels.
         verified: rows that passed the gate again.
         dropped: rows that did not, or are no longer legal: problem, tile, reason.
-        unreached: rows that Ctrl-C left unverified; they are not in the table.
+        interrupted: Ctrl-C ended it; stale rows that were not reached are not in the table.
     """
 
     table: TileTable
     verified: int = 0
     dropped: tuple[tuple[Problem, Tile, str], ...] = ()
-    unreached: tuple[TableRow, ...] = ()
+    interrupted: bool = False
 
 
 def new_header(specs: Iterable[OpSpec], arch: str, *, notes: Iterable[str] = ()) -> TableHeader:
@@ -169,8 +169,10 @@ def refresh(
     except KeyboardInterrupt:
         if not interruptible:
             raise
-    unreached = [row for row in asked[verified + len(dropped) :] if row in stale]
-    for problem in [*(problem for problem, _, _ in dropped), *(row.problem for row in unreached)]:
+    unreached = asked[verified + len(dropped) :]
+    gone = [problem for problem, _, _ in dropped]
+    gone += [row.problem for row in unreached if row in stale]
+    for problem in gone:
         table = table.without(problem)
     old = table.header
     notes = list(old.notes)
@@ -189,7 +191,7 @@ def refresh(
         op_versions=versions,
         notes=tuple(dict.fromkeys([*notes, *header.notes])),
     )
-    return Refreshed(replace(table, header=changed), verified, tuple(dropped), tuple(unreached))
+    return Refreshed(replace(table, header=changed), verified, tuple(dropped), bool(unreached))
 
 
 def _now() -> str:
