@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.tune.verify import Control, VerifyReport, VerifyRow
+from tilewright.tune.verify import Control, VerifyReport, VerifyRow, first_of_each
 
 __all__ = ["control_lines", "controls_hold", "failure_lines", "summary_line", "verify_json"]
-
-_ALIKE = 3  # failures of one reason that are written out
 
 
 def failure_lines(rows: Sequence[VerifyRow]) -> list[str]:
     """One line a failed case; of many that failed for one reason, the first ones and a count."""
-    counts = Counter(row.reason for row in rows)
-    seen: Counter[str] = Counter()
-    lines = []
-    for row in rows:
-        seen[row.reason] += 1
-        if seen[row.reason] <= _ALIKE:
-            lines.append(failure_line(row))
-        elif seen[row.reason] == counts[row.reason]:
-            more = counts[row.reason] - _ALIKE
-            lines.append(f"FAILED {more} more for the same reason, in --json: {row.reason}")
-    return lines
+    return [
+        f"FAILED {more} more for the same reason, in --json: {row.reason}"
+        if more
+        else failure_line(row)
+        for row, more in first_of_each(rows, [row.reason for row in rows])
+    ]
 
 
 def failure_line(row: VerifyRow) -> str:

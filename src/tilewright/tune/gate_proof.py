@@ -9,7 +9,6 @@ through, or a right one that does not, breaks the proof.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from tilewright.ops.contract import Case, OpSpec, spec_arch
 from tilewright.ops.space import Planted
 from tilewright.tiles.tile import Tile
 from tilewright.tune.gate import GateResult, gate, planted, recheck, watch
-from tilewright.tune.verify import control_cases
+from tilewright.tune.verify import control_cases, first_of_each
 
 __all__ = [
     "GateProof",
@@ -33,7 +32,6 @@ __all__ = [
     "trials",
 ]
 
-_ALIKE = 3  # right tiles that fell for one reason and are written out
 _LAUNCHES = 24  # that stand for timing, before the check after it
 
 Trial = tuple[Planted | None, Tile, Case]
@@ -125,17 +123,12 @@ class GateProof:
             if right:
                 good = sum(row.holds for row in right)
                 lines.append(f"{title} right tiles: {good}/{len(right)} passed")
-        fell = Counter(row.result.reason for row in self.failures if row.planted is None)
-        said: Counter[str] = Counter()
-        for row in self.failures:
-            if row.planted is None:
-                reason = row.result.reason
-                said[reason] += 1
-                if said[reason] <= _ALIKE:
-                    lines.append(f"FAILED {row.title} a right tile fell: {row.result}")
-                elif said[reason] == fell[reason]:
-                    more = fell[reason] - _ALIKE
-                    lines.append(f"FAILED {more} more right tiles fell, in --json: {reason}")
+        reasons = [row.result.reason if row.planted is None else None for row in self.failures]
+        for row, more in first_of_each(self.failures, reasons):
+            if more:
+                lines.append(f"FAILED {more} more right tiles fell, in --json: {row.result.reason}")
+            elif row.planted is None:
+                lines.append(f"FAILED {row.title} a right tile fell: {row.result}")
             else:
                 lines.append(
                     f"FAILED {row.title} a planted tile got through: {row.tile} on {row.case}, "

@@ -13,9 +13,10 @@ activation path that hides it, for instance), the control says so and proves not
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "VerifyReport",
     "VerifyRow",
     "control_cases",
+    "first_of_each",
     "negative_controls",
     "problems_to_cases",
     "verify_op",
@@ -43,7 +45,10 @@ MODEL_BATCHES = (1, 5, 16, 17, 63)
 _LARGE_WEIGHT = 1 << 26  # values of W beyond which only batches up to _LARGE_BATCH are run
 _LARGE_BATCH = 17
 _ZEROED = 0.0005
+_ALIKE = 3  # failures for one reason that are written out
 _GROUPED = ("w4a16", "ssd")  # ops of which a problem's group is part of the case
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -446,3 +451,15 @@ def _control(spec: OpSpec, name: str, case: Case, effect: float, result: CheckRe
         caught=not result.passed,
         reason=result.reason,
     )
+
+
+def first_of_each(rows: Sequence[T], reasons: Sequence[str | None]) -> Iterator[tuple[T, int]]:
+    """What is written out of rows that failed: the first three for one reason, each with 0, and
+    where there are more the last one, with how many that are. Rows without a reason are all."""
+    counts, seen = Counter(reasons), Counter[str | None]()
+    for row, reason in zip(rows, reasons, strict=True):
+        seen[reason] += 1
+        if reason is None or seen[reason] <= _ALIKE:
+            yield row, 0
+        elif seen[reason] == counts[reason]:
+            yield row, counts[reason] - _ALIKE
