@@ -80,7 +80,7 @@ def test_an_oracle_in_pieces_is_the_whole_one(m: int, flags: tuple[str, ...]) ->
 
 @pytest.mark.usefixtures("always")
 def test_products_of_all_pieces_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight pieces with all of BLAS's threads each took three times as long on 32 cores."""
+    """Eight pieces with all of BLAS's threads each would contend for every core."""
     monkeypatch.setattr(pieces.os, "cpu_count", lambda: 6)
     before = [one.num_threads for one in pieces._libraries().lib_controllers]
     if not before:
